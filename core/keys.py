@@ -1,0 +1,50 @@
+"""Where a block or a row lies on the 64-bit ring: integer hashing that any language can repeat bit for bit.
+
+Published test vectors (`tests/unit/test_keys.py` holds them too):
+
+    mix(0) = 0xe220a8397b1dcdaf      mix(1) = 0x910a2dec89025cc1
+"""
+
+from __future__ import annotations
+
+GOLDEN = 0x9E3779B97F4A7C15
+MASK = (1 << 64) - 1
+
+_FNV_OFFSET = 0xCBF29CE484222325
+_FNV_PRIME = 0x100000001B3
+
+
+def mix(number: int) -> int:
+    """Scatter a 64-bit number (splitmix64; Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators")."""
+    z = (number + GOLDEN) & MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+    return z ^ (z >> 31)
+
+
+def name_hash(name: str) -> int:
+    """Hash of a name's UTF-8 bytes: FNV-1a of 64 bits, then `mix`."""
+    value = _FNV_OFFSET
+    for byte in name.encode():
+        value = ((value ^ byte) * _FNV_PRIME) & MASK
+    return mix(value)
+
+
+def table_hash(job: str, table: str) -> int:
+    """Start of a table on the ring; two jobs' tables of one name lie apart."""
+    return name_hash(f"{job}/{table}")
+
+
+def block_key(start: int, block: int) -> int:
+    """Key of block `block` of the dense table that starts at `start`: golden-ratio steps spread evenly."""
+    return (start + block * GOLDEN) & MASK
+
+
+def clock_key(job: str) -> int:
+    """Key whose range's owner also keeps the job's clock."""
+    return name_hash(f"{job}//clock")
+
+
+def range_of(key: int, ranges: int) -> int:
+    """Number of the key range that holds `key` when the ring is cut into `ranges` (a power of two) equal arcs."""
+    return key >> (65 - ranges.bit_length()) if ranges > 1 else 0

@@ -1,0 +1,71 @@
+"""Every timeout, size and count: the unit in the name, the reason in the comment.
+
+A machine takes its `Limits` as an argument, so that the simulator can draw them anew for every seed; the second
+half of each line (`simulated`) is the range it draws from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Callable
+
+MS = 1_000
+SECOND = 1_000_000
+KIB = 1 << 10
+MIB = 1 << 20
+
+CACHE_LINE_BYTES = 64
+
+
+def _limit(default: int, low: int, high: int) -> int:
+    value: int = field(default=default, metadata={"simulated": (low, high)})
+    return value
+
+
+@dataclass(slots=True, frozen=True)
+class Limits:
+    """Bounds of one node.  Times are microseconds of the monotonic clock."""
+
+    # -- liveness: a beat comes from the main loop, so that a hung process is seen although its sockets still answer
+    beat_us: int = _limit(500 * MS, 100 * MS, 1 * SECOND)
+    suspect_us: int = _limit(1_500 * MS, 500 * MS, 3 * SECOND)
+    dead_us: int = _limit(3 * SECOND, 1 * SECOND, 6 * SECOND)
+    # a master whose own loop was this late blames itself and restarts its timers
+    late_us: int = _limit(500 * MS, 500 * MS, 500 * MS)
+    # -- wire
+    resend_us: int = _limit(250 * MS, 20 * MS, 500 * MS)  # above the time of a 4 MiB block on a busy host
+    resend_us_max: int = _limit(2 * SECOND, 500 * MS, 4 * SECOND)
+    poll_us: int = _limit(200 * MS, 50 * MS, 400 * MS)  # an agent asks for the clock in case a notice was lost
+    frame_bytes_max: int = _limit(4 * MIB + 4 * KIB, 4 * MIB + 4 * KIB, 4 * MIB + 4 * KIB)  # a block and room for none
+    frames_max: int = _limit(4_096, 4_096, 4_096)  # MAXMSGSIZE bounds one frame only, so the count is bounded here
+    control_bytes_max: int = _limit(64 * KIB, 64 * KIB, 64 * KIB)  # msgpack of many tiny arrays is slow to decode
+    window_bytes: int = _limit(64 * MIB, 1 * MIB, 64 * MIB)  # unanswered bytes per server and agent
+    components_max: int = _limit(1_024, 1_024, 1_024)
+    segments_max: int = _limit(4_095, 4_095, 4_095)
+    # -- ring
+    ranges: int = _limit(256, 4, 16)  # Q: a power of two, fixed for the life of a cluster
+    points: int = _limit(64, 4, 16)  # V: positions of one server on the ring
+    # -- dense blocks
+    block_bytes_max: int = _limit(1 * MIB, 256, 4 * KIB)  # blocks of 1 MiB in flight together reach a raw socket's speed
+    block_bytes_min: int = _limit(64 * KIB, 64, 256)
+    # -- channel
+    request_bytes_max: int = _limit(4_095, 4_095, 4_095)
+    explain_us: int = _limit(10 * SECOND, 10 * SECOND, 10 * SECOND)  # a wait says after this what it waits for
+    # -- jobs
+    workers_max: int = _limit(4_096, 4_096, 4_096)
+    tables_max: int = _limit(1_024, 1_024, 1_024)
+    jobs_max: int = _limit(1_024, 1_024, 1_024)
+    nodes_max: int = _limit(1_024, 1_024, 1_024)
+
+
+def drawn(draw: Callable[[int, int], int]) -> Limits:
+    """Limits for one simulated run; `draw(low, high)` gives an integer of that closed range."""
+    values = {}
+    for item in fields(Limits):
+        low, high = item.metadata["simulated"]
+        values[item.name] = draw(low, high)
+    for power in ("ranges", "block_bytes_max", "block_bytes_min"):
+        values[power] = 1 << (values[power].bit_length() - 1)
+    values["suspect_us"] = max(values["suspect_us"], 2 * values["beat_us"])
+    values["dead_us"] = max(values["dead_us"], 2 * values["suspect_us"])
+    return Limits(**values)
