@@ -1,0 +1,1 @@
+"""Every test of plugml; see docs/simulation.md for the simulated ones."""
