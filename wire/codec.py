@@ -19,17 +19,20 @@ Numbers are little-endian.  msgpack holds plain values only (no ext types), at m
 
 from __future__ import annotations
 
+import math
 import struct
-from typing import Any, Iterable, NamedTuple, Sequence, get_type_hints
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple, NoReturn, get_type_hints
 from zlib import crc32
 
 import msgpack
 
-from ..core.errors import PeerError
+from ..core.errors import Code, PeerError
 from ..core.limits import Limits
 from ..core.table import DTYPE_NAMES, DTYPES
-
 from . import messages as m
+from .fields import Check, check_of
 
 MAGIC = b"PLGM"
 VERSION = 1
@@ -38,44 +41,72 @@ NO_RANGE = 0xFFFFFFFF
 _HEAD = struct.Struct("<4sBBHIIIIIQQQQHHII")
 _COMPONENT = struct.Struct("<IIQQqd")
 _SEGMENT = struct.Struct("<HBBB3xQQ")
-_CRC_AT = _HEAD.size - 4
+_CRC = struct.Struct("<I")
+_CRC_AT = _HEAD.size - _CRC.size
+_NO_CRC = bytes(_CRC.size)
 _ITEMSIZE = {code: DTYPES[name].itemsize for code, name in DTYPE_NAMES.items()}
+_KINDS = (m.BLOCK, m.ROWS)
+_CARRIES = (m.BY_VALUE, m.ABSENT, m.BY_REFERENCE)
+_CODES = frozenset(Code)
 _PLAIN = ("job", "range", "epoch", "worker", "gen", "token", "request")
+_LIMITS = Limits()
 
 
 class Shape(NamedTuple):
-    """How one message type uses the head: which field is word `a`, which `b`; the rest goes into the body."""
+    """How one message type lies in frames: which field is word `a` of the head, which `b`; the rest is its body.
+
+    `put` picks the head's nine numbers and `rest` the body from (*message, 0, NO_RANGE); `take` picks the message's
+    fields from (the nine numbers, components, segments, payload, *body).
+    """
 
     number: int
     cls: type[Any]
-    a: str
-    b: str
-    body: tuple[str, ...]
-    has_components: bool
-    has_segments: bool
-    by_value: bool  # payload frames are required
-    tuples: tuple[tuple[str, type[Any]], ...]  # body fields and their types, to check and restore
+    put: Callable[[tuple[Any, ...]], tuple[Any, ...]]
+    rest: Callable[[tuple[Any, ...]], list[Any]] | None
+    take: Callable[[tuple[Any, ...]], tuple[Any, ...]]
+    components_at: int  # position in the message, -1 = has none
+    segments_at: int
+    payload_at: int  # -1 = no payload frames; else they are required
+    code_at: int  # position of a field `code` among the head's nine numbers
+    body: tuple[tuple[str, Check], ...]
 
 
-def _shape(number: int, cls: type[Any], a: str = "", b: str = "", by_value: bool = False) -> Shape:
-    names = cls._fields
-    taken = {*_PLAIN, a, b, "components", "segments", "payload"}
-    body = tuple(name for name in names if name not in taken)
+def _shape(number: int, cls: type[Any], a: str = "", b: str = "") -> Shape:
+    names: tuple[str, ...] = cls._fields
     hints = get_type_hints(cls)
-    kinds = tuple((name, getattr(hints[name], "__origin__", hints[name])) for name in body)
-    return Shape(number, cls, a, b, body, "components" in names, "segments" in names, by_value, kinds)
+    words = (*_PLAIN, a, b)
+    records = ("components", "segments", "payload")
+    body = tuple(name for name in names if name not in words and name not in records)
+
+    absent = {name: len(names) for name in words} | {"range": len(names) + 1}
+    put = itemgetter(*(names.index(name) if name in names else absent[name] for name in words))
+    rest = _picker(tuple(names.index(name) for name in body)) if body else None
+    pool = (*words, *records, *body)
+    take = _picker(tuple(pool.index(name) for name in names))
+    at = [names.index(name) if name in names else -1 for name in records]
+    code_at = words.index("code") if "code" in words else -1
+    checks = tuple((name, check_of(cls.__name__, name, hints[name])) for name in body)
+    return Shape(number, cls, put, rest, take, at[0], at[1], at[2], code_at, checks)
+
+
+def _picker(positions: tuple[int, ...]) -> Callable[[tuple[Any, ...]], Any]:
+    """An itemgetter that gives a tuple for one position too."""
+    if len(positions) == 1:
+        position = positions[0]
+        return lambda values: (values[position],)
+    return itemgetter(*positions)
 
 
 #: The numbers are the protocol: never reuse one.
 SHAPES: tuple[Shape, ...] = (
-    _shape(1, m.Push, a="base", by_value=True),
+    _shape(1, m.Push, a="base"),
     _shape(2, m.PushAck, a="seq"),
     _shape(3, m.LastAsk),
     _shape(4, m.LastTold, a="seq"),
-    _shape(5, m.Init, a="claim", by_value=True),
+    _shape(5, m.Init, a="claim"),
     _shape(6, m.InitAck, a="claim"),
     _shape(7, m.Pull, a="after", b="closed"),
-    _shape(8, m.Values, a="version", b="closed", by_value=True),
+    _shape(8, m.Values, a="version", b="closed"),
     _shape(9, m.Nack),
     _shape(10, m.Refuse, a="seq", b="code"),
     _shape(20, m.Join),
@@ -108,103 +139,117 @@ SHAPES: tuple[Shape, ...] = (
 )
 _BY_CLASS = {shape.cls: shape for shape in SHAPES}
 _BY_TYPE = {shape.number: shape for shape in SHAPES}
+#: The first eight bytes of each type: magic, version, type, flags 0.
+_OPENING = {number: struct.pack("<4sBBH", MAGIC, VERSION, number, 0) for number in _BY_TYPE}
 
 
 def encode(message: m.Message) -> list[m.Buffer]:
-    """Frames of a message; payload frames are passed on by reference.
+    """Frames of a message; payload frames are passed on by reference.  What does not fit into a frame is a bug.
 
     >>> decode(encode(m.PushAck(1, 2, 3, 4, 5, 6, 7)))
     PushAck(job=1, range=2, epoch=3, token=4, worker=5, gen=6, seq=7)
     """
     shape = _BY_CLASS[type(message)]
-    value = message._asdict()
-    components: Sequence[m.Component] = value.get("components", ())
-    segments: Sequence[m.Segment] = value.get("segments", ())
-    body = msgpack.packb([value[name] for name in shape.body]) if shape.body else b""
-    head = bytearray(_HEAD.size + len(components) * _COMPONENT.size + len(segments) * _SEGMENT.size + len(body))
-    _HEAD.pack_into(
-        head, 0, MAGIC, VERSION, shape.number, 0, value.get("job", 0), value.get("range", NO_RANGE), value.get("epoch", 0),
-        value.get("worker", 0), value.get("gen", 0), value.get("token", 0), value.get("request", 0),
-        value[shape.a] if shape.a else 0, value[shape.b] if shape.b else 0, len(components), len(segments), len(body), 0,
-    )  # fmt: skip
-    at = _HEAD.size
-    for component in components:
-        _COMPONENT.pack_into(head, at, *component)
-        at += _COMPONENT.size
-    for segment in segments:
-        table, block, elements, dtype, kind, carry = segment
-        _SEGMENT.pack_into(head, at, table, dtype, kind, carry, block, elements)
-        at += _SEGMENT.size
-    head[at:] = body
-    struct.pack_into("<I", head, _CRC_AT, crc32(head))
-    return [head, *value.get("payload", ())]
+    fields: tuple[Any, ...] = message
+    components = fields[shape.components_at] if shape.components_at >= 0 else ()
+    segments = fields[shape.segments_at] if shape.segments_at >= 0 else ()
+    pool = (*fields, 0, NO_RANGE)
+    body = msgpack.packb(shape.rest(pool)) if shape.rest else b""
+    body_at = _HEAD.size + len(components) * _COMPONENT.size + len(segments) * _SEGMENT.size
+    head = bytearray(body_at + len(body))
+    try:
+        _HEAD.pack_into(head, 0, MAGIC, VERSION, shape.number, 0, *shape.put(pool), len(components), len(segments), len(body), 0)
+        at = _HEAD.size
+        for component in components:
+            _COMPONENT.pack_into(head, at, *component)
+            at += _COMPONENT.size
+        for table, block, elements, dtype, kind, carry in segments:
+            _SEGMENT.pack_into(head, at, table, dtype, kind, carry, block, elements)
+            at += _SEGMENT.size
+    except struct.error as error:
+        raise AssertionError(f"{shape.cls.__name__} does not fit into its head: {error}") from error
+    assert len(body) <= _LIMITS.control_bytes_max, f"body of {shape.cls.__name__} has {len(body)} bytes"
+    head[body_at:] = body
+    _CRC.pack_into(head, _CRC_AT, crc32(head))
+    if shape.payload_at < 0:
+        return [head]
+    return [head, *fields[shape.payload_at]]
 
 
-def decode(frames: Sequence[m.Buffer], limits: Limits = Limits()) -> m.Message:
+def decode(frames: Sequence[m.Buffer], limits: Limits = _LIMITS) -> m.Message:
     """The message in these frames; payload views share their memory.  Raises `PeerError` and nothing else."""
     if not 1 <= len(frames) <= limits.frames_max:
         raise PeerError(f"{len(frames)} frames; from 1 to {limits.frames_max}")
-    head = bytes(frames[0])
-    if len(head) < _HEAD.size:
-        raise PeerError(f"head of {len(head)} bytes; at least {_HEAD.size}")
-    (magic, version, number, flags, job, range_, epoch, worker, gen, token, request, a, b, component_count, segment_count,
-     body_bytes, crc) = _HEAD.unpack_from(head)  # fmt: skip
-    if magic != MAGIC or version != VERSION or flags:
-        raise PeerError(f"magic {magic!r} version {version} flags {flags}; not plugml wire {VERSION}")
-    if crc != crc32(head[_CRC_AT + 4 :], crc32(b"\0\0\0\0", crc32(head[:_CRC_AT]))):
-        raise PeerError("head checksum is wrong")
+    head = _checked_head(frames[0], limits)
+    (_, _, number, _, *words, component_count, segment_count, body_bytes, _) = _HEAD.unpack_from(head)
     shape = _BY_TYPE.get(number)
     if shape is None:
         raise PeerError(f"unknown message type {number}")
-    if bool(component_count) > shape.has_components or bool(segment_count) > shape.has_segments:
-        raise PeerError(f"{shape.cls.__name__} with records that it has not")
-    if component_count > limits.components_max or segment_count > limits.segments_max:
-        raise PeerError(f"{component_count} components and {segment_count} segments are too many")
+    if component_count > (limits.components_max if shape.components_at >= 0 else 0):
+        raise PeerError(f"{shape.cls.__name__} with {component_count} components")
+    if segment_count > (limits.segments_max if shape.segments_at >= 0 else 0):
+        raise PeerError(f"{shape.cls.__name__} with {segment_count} segments")
     if body_bytes > limits.control_bytes_max:
         raise PeerError(f"body of {body_bytes} bytes; at most {limits.control_bytes_max}")
-    body_at = _HEAD.size + component_count * _COMPONENT.size + segment_count * _SEGMENT.size
+    segments_at = _HEAD.size + component_count * _COMPONENT.size
+    body_at = segments_at + segment_count * _SEGMENT.size
     if len(head) != body_at + body_bytes:
         raise PeerError(f"head of {len(head)} bytes does not hold what it counts")
+    if shape.code_at >= 0 and words[shape.code_at] not in _CODES:
+        raise PeerError(f"{shape.cls.__name__} with the unknown code {words[shape.code_at]}")
 
-    values: dict[str, Any] = dict(zip(_PLAIN, (job, range_, epoch, worker, gen, token, request)))
-    if shape.a:
-        values[shape.a] = a
-    if shape.b:
-        values[shape.b] = b
-    if shape.has_components:
-        end = _HEAD.size + component_count * _COMPONENT.size
-        values["components"] = tuple(m.Component(*record) for record in _COMPONENT.iter_unpack(head[_HEAD.size : end]))
-    if shape.has_segments:
-        start = _HEAD.size + component_count * _COMPONENT.size
-        values["segments"] = _segments(head[start:body_at])
-    payload = frames[1:]
-    if shape.by_value:
-        values["payload"] = _payload(values["segments"], payload)
-    elif payload:
+    components = _components(head[_HEAD.size : segments_at]) if component_count else ()
+    segments = _segments(head[segments_at:body_at]) if segment_count else ()
+    if shape.payload_at >= 0:
+        payload = _payload(segments, frames)
+    elif len(frames) > 1:
         raise PeerError(f"{shape.cls.__name__} takes no payload")
-    if shape.body:
-        values.update(_body(shape, head[body_at:]))
-    elif body_bytes:
-        raise PeerError(f"{shape.cls.__name__} takes no body")
-    return shape.cls(*(values[name] for name in shape.cls._fields))  # type: ignore[no-any-return]
+    else:
+        payload = ()
+    body = _body(shape, head[body_at:])
+    return shape.cls._make(shape.take((*words, components, segments, payload, *body)))  # type: ignore[no-any-return]
+
+
+def _checked_head(frame: m.Buffer, limits: Limits) -> bytes:
+    """A copy of the head frame, once its length, magic, version and checksum are right."""
+    view = memoryview(frame)
+    most = _HEAD.size + limits.components_max * _COMPONENT.size + limits.segments_max * _SEGMENT.size + limits.control_bytes_max
+    if not _HEAD.size <= view.nbytes <= most:
+        raise PeerError(f"head of {view.nbytes} bytes; from {_HEAD.size} to {most}")
+    head = bytes(view)
+    if head[:8] != _OPENING.get(head[5]):
+        raise PeerError(f"{head[:8]!r} does not open a message of plugml wire {VERSION}")
+    if _CRC.unpack_from(head, _CRC_AT)[0] != crc32(head[_HEAD.size :], crc32(_NO_CRC, crc32(head[:_CRC_AT]))):
+        raise PeerError("head checksum is wrong")
+    return head
+
+
+def _components(records: bytes) -> tuple[m.Component, ...]:
+    components = []
+    for record in _COMPONENT.iter_unpack(records):
+        clock, weight = record[4:]
+        if clock < 0 or not 0.0 <= weight < math.inf:  # false for NaN
+            raise PeerError(f"component of clock {clock} and weight {weight}")
+        components.append(m.Component._make(record))
+    return tuple(components)
 
 
 def _segments(records: bytes) -> tuple[m.Segment, ...]:
-    result = []
+    segments = []
     for table, dtype, kind, carry, block, elements in _SEGMENT.iter_unpack(records):
-        if dtype not in _ITEMSIZE or kind not in (m.BLOCK, m.ROWS) or carry not in (m.BY_VALUE, m.ABSENT, m.BY_REFERENCE):
+        if dtype not in _ITEMSIZE or kind not in _KINDS or carry not in _CARRIES:
             raise PeerError(f"segment of dtype {dtype}, kind {kind}, carry {carry}")
-        result.append(m.Segment(table, block, elements, dtype, kind, carry))
-    return tuple(result)
+        segments.append(m.Segment._make((table, block, elements, dtype, kind, carry)))
+    return tuple(segments)
 
 
-def _payload(segments: Iterable[m.Segment], frames: Sequence[m.Buffer]) -> tuple[memoryview, ...]:
+def _payload(segments: Sequence[m.Segment], frames: Sequence[m.Buffer]) -> tuple[memoryview, ...]:
     """The frames as byte views, one for each segment by value, each of exactly the promised size."""
     carried = [segment for segment in segments if segment.carry == m.BY_VALUE]
-    if len(carried) != len(frames):
-        raise PeerError(f"{len(frames)} payload frames for {len(carried)} segments")
+    if len(carried) != len(frames) - 1:
+        raise PeerError(f"{len(frames) - 1} payload frames for {len(carried)} segments")
     views = []
-    for segment, frame in zip(carried, frames):
+    for segment, frame in zip(carried, frames[1:]):
         view = memoryview(frame).cast("B")
         if view.nbytes != segment.elements * _ITEMSIZE[segment.dtype]:
             raise PeerError(f"payload of {view.nbytes} bytes for {segment.elements} elements of dtype {segment.dtype}")
@@ -212,14 +257,27 @@ def _payload(segments: Iterable[m.Segment], frames: Sequence[m.Buffer]) -> tuple
     return tuple(views)
 
 
-def _body(shape: Shape, packed: bytes) -> dict[str, Any]:
+def _body(shape: Shape, packed: bytes) -> list[Any]:
+    """The checked fields of the body."""
+    name = shape.cls.__name__
+    if not shape.body:
+        if packed:
+            raise PeerError(f"{name} takes no body")
+        return []
     try:
-        items = msgpack.unpackb(packed, use_list=False, max_ext_len=0)
+        items = msgpack.unpackb(packed, use_list=False, max_ext_len=0, ext_hook=_no_ext)
     except (ValueError, msgpack.exceptions.UnpackException) as error:  # ValueError is the root of what it raises on bytes
-        raise PeerError(f"body of {shape.cls.__name__} is no msgpack: {error}") from error
-    if not isinstance(items, tuple) or len(items) != len(shape.body):
-        raise PeerError(f"body of {shape.cls.__name__} has not its {len(shape.body)} fields")
-    for (name, kind), item in zip(shape.tuples, items):
-        if not isinstance(item, kind) or (kind is int and isinstance(item, bool)):
-            raise PeerError(f"{shape.cls.__name__}.{name} is {type(item).__name__}, not {kind.__name__}")
-    return dict(zip(shape.body, items))
+        raise PeerError(f"body of {name} is no msgpack: {error}") from error
+    if type(items) is not tuple or len(items) != len(shape.body):
+        raise PeerError(f"body of {name} has not its {len(shape.body)} fields")
+    values = []
+    for (field, check), item in zip(shape.body, items):
+        try:
+            values.append(check(item))
+        except ValueError as error:
+            raise PeerError(f"{name}.{field} {error}") from error
+    return values
+
+
+def _no_ext(code: int, data: bytes) -> NoReturn:
+    raise ValueError(f"ext type {code}")

@@ -1,0 +1,1 @@
+"""Parsers against hypothesis: whatever comes in, they give a value or their own error."""
