@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .errors import UsageError
+from .errors import UsageError, shown
 
 BSP, SSP, ASP = "bsp", "ssp", "asp"
 
@@ -30,9 +30,9 @@ class Consistency(NamedTuple):
             return cls(BSP, 0)
         if word == ASP and not colon:
             return cls(ASP, None)
-        if word == SSP and number.isdecimal() and int(number) < 1 << 31:
+        if word == SSP and number.isdecimal() and len(number) <= 10 and int(number) < 1 << 31:
             return cls(SSP, int(number))
-        raise UsageError(f"consistency {text!r}: use bsp, asp or ssp:N (N clocks of slack)")
+        raise UsageError(f"consistency {shown(text)}: use bsp, asp or ssp:N (N clocks of slack)")
 
     def __str__(self) -> str:
         return f"ssp:{self.slack}" if self.model == SSP else self.model

@@ -103,3 +103,18 @@ class RequestError(PlugmlError):
         super().__init__(f"{code.name}: {text}")
         self.code = code
         self.text = text
+
+
+def shown(value: object) -> str:
+    """A value for an error's text: short, whatever it is.
+
+    >>> shown(10 ** 5000)
+    'a number of thousands of digits'
+    """
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to write very long numbers
+        return "a number of thousands of digits"
+    except RecursionError:
+        return "something deeply nested"
+    return text if len(text) <= 80 else text[:77] + "..."

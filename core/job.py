@@ -6,11 +6,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .clock import Consistency
-from .errors import UsageError
-from .limits import Limits
+from .errors import UsageError, shown
+from .limits import KIB, Limits
 from .table import COMBINES, Layout, TableSpec, check_name, choose_block_bytes, unknown_key
 
+
 ON_WORKER_LOSS = ("wait", "shrink", "stop")
+#: A job's document travels inside a job's map, whose message has at most 64 KiB.
+DOCUMENT_BYTES_MAX = 48 * KIB
+DEPTH_MAX = 16
 
 
 @dataclass(slots=True, frozen=True)
@@ -31,26 +35,33 @@ class JobSpec:
         check_name(self.name, "job name")
         limits = Limits()
         if not isinstance(self.workers, int) or isinstance(self.workers, bool) or not 1 <= self.workers <= limits.workers_max:
-            raise UsageError(f"job {self.name!r}: workers = {self.workers!r}; from 1 to {limits.workers_max}")
-        if not self.tables:
+            raise UsageError(f"job {self.name!r}: workers = {shown(self.workers)}; from 1 to {limits.workers_max}")
+        if not isinstance(self.tables, tuple) or not self.tables:
             raise UsageError(f"job {self.name!r} has no table: give one, e.g. --table w=10,64 (or [[table]] in job.toml)")
         if len(self.tables) > limits.tables_max:
             raise UsageError(f"job {self.name!r}: {len(self.tables)} tables, at most {limits.tables_max}")
-        names = [table.name for table in self.tables]
-        for name in names:
-            if names.count(name) > 1:
-                raise UsageError(f"job {self.name!r}: two tables are called {name!r}")
+        names: set[str] = set()
+        for table in self.tables:
+            if table.name in names:
+                raise UsageError(f"job {self.name!r}: two tables are called {table.name!r}")
+            names.add(table.name)
         if not isinstance(self.seed, int) or isinstance(self.seed, bool) or not 0 <= self.seed < 1 << 63:
-            raise UsageError(f"job {self.name!r}: seed = {self.seed!r}; a whole number from 0 to 2^63 - 1")
+            raise UsageError(f"job {self.name!r}: seed = {shown(self.seed)}; a whole number from 0 to 2^63 - 1")
         if self.combine not in COMBINES:
-            raise UsageError(f"job {self.name!r}: combine {self.combine!r} is neither mean nor sum")
-        if not isinstance(self.max_restarts, int) or isinstance(self.max_restarts, bool) or self.max_restarts < 0:
-            raise UsageError(f"job {self.name!r}: max_restarts = {self.max_restarts!r}; a whole number from 0")
+            raise UsageError(f"job {self.name!r}: combine {shown(self.combine)} is neither mean nor sum")
+        if not isinstance(self.max_restarts, int) or isinstance(self.max_restarts, bool) or not 0 <= self.max_restarts < 1 << 31:
+            raise UsageError(f"job {self.name!r}: max_restarts = {shown(self.max_restarts)}; a whole number from 0 to 2^31 - 1")
         if self.on_worker_loss not in ON_WORKER_LOSS:
             raise unknown_key(self.on_worker_loss, ON_WORKER_LOSS, f"job {self.name!r}, on_worker_loss")
         Consistency.parse(self.consistency)
         for table in self.tables:
             self.consistency_of(table)
+        if not isinstance(self.settings, dict):
+            raise UsageError(f"job {self.name!r}: settings is no mapping")
+        nbytes = packed_bytes(self.to_document())
+        if nbytes > DOCUMENT_BYTES_MAX:
+            remedy = "use fewer tables, shorter names or fewer settings"
+            raise UsageError(f"job {self.name!r}: its description has {nbytes} bytes, at most {DOCUMENT_BYTES_MAX}; {remedy}")
 
     @property
     def layout(self) -> Layout:
@@ -103,6 +114,46 @@ class JobSpec:
                 raise UsageError(f"a job needs {key!r}")
         if not isinstance(document["tables"], (list, tuple)):
             raise UsageError("a job's tables are a list")
+        if len(document["tables"]) > Limits().tables_max:
+            raise UsageError(f"a job with {len(document['tables'])} tables; at most {Limits().tables_max}")
         tables = tuple(TableSpec.from_document(item) for item in document["tables"])
         rest = {key: value for key, value in document.items() if key != "tables"}
         return cls(tables=tables, **rest)
+
+
+def packed_bytes(value: object, depth: int = DEPTH_MAX) -> int:
+    """Bytes that a document takes as msgpack.  Raises `UsageError` if it holds what no document may hold.
+
+    >>> packed_bytes({"a": [1, "bc", None]})
+    8
+    """
+    if value is None or isinstance(value, bool):
+        return 1
+    if isinstance(value, int):
+        if not -(1 << 63) <= value < 1 << 64:
+            raise UsageError(f"{shown(value)} does not fit into 64 bits")
+        size = value if value >= 0 else -4 * value  # negative numbers have other steps; never counted too small
+        return next((nbytes for limit, nbytes in _INT_STEPS if size < limit), 9)
+    if isinstance(value, float):
+        return 9
+    if isinstance(value, str):
+        try:
+            length = len(value.encode())
+        except UnicodeEncodeError:
+            raise UsageError(f"{shown(value)} is no text that UTF-8 can hold") from None
+        return length + next((nbytes for limit, nbytes in _TEXT_STEPS if length < limit), 5)
+    if not isinstance(value, (list, tuple, dict)):
+        raise UsageError(f"{shown(value)} is no plain value")
+    if depth == 0:
+        raise UsageError(f"a description is nested more than {DEPTH_MAX} deep")
+    items: list[object] = list(value)
+    if isinstance(value, dict):
+        if not all(isinstance(key, str) for key in items):
+            raise UsageError("a description has a key that is no text")
+        items += value.values()
+    head = 1 if len(value) < 16 else 3 if len(value) < 1 << 16 else 5
+    return head + sum(packed_bytes(item, depth - 1) for item in items)
+
+
+_INT_STEPS = ((1 << 7, 1), (1 << 8, 2), (1 << 16, 3), (1 << 32, 5))
+_TEXT_STEPS = ((32, 1), (256, 2), (1 << 16, 3))

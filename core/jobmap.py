@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from .errors import PeerError, UsageError
+from .errors import PeerError, UsageError, shown
 from .job import JobSpec
 from .keys import block_key, clock_key, range_of, table_hash
 from .table import Block
 
 RUNNING, FINISHED, FAILED, STOPPED, LOST = "running", "finished", "failed", "stopped", "lost"
+RING_RANGES_MAX = 1 << 16
+BLOCKS_MAX = 1 << 20  # of a job: a list of them fits into memory
 STATES = (RUNNING, FINISHED, FAILED, STOPPED, LOST)
 
 
@@ -70,15 +72,44 @@ class JobMap(NamedTuple):
     def from_document(cls, document: dict[str, Any]) -> JobMap:
         """Raises `PeerError` for anything that is not a map."""
         try:
-            ranges = {int(number): Assignment(int(epoch), tuple(replicas)) for number, epoch, replicas in document["ranges"]}
-            gens = {int(worker): int(gen) for worker, gen in document["gens"]}
+            ring_ranges = _whole(document["ring_ranges"], RING_RANGES_MAX)
+            if ring_ranges & (ring_ranges - 1) or not ring_ranges:
+                raise ValueError(f"{ring_ranges} ranges are no power of two")
+            if document["state"] not in STATES:
+                raise ValueError(f"state {shown(document['state'])}")
             spec = JobSpec.from_document(document["spec"])
-            return cls(
-                int(document["number"]), int(document["token"]), spec, str(document["state"]), str(document["reason"]),
-                int(document["ring_ranges"]), ranges, dict(document["endpoints"]), gens,
-            )  # fmt: skip
-        except (KeyError, TypeError, ValueError, UsageError) as error:
+            if not all(table.block_bytes for table in spec.tables if table.kind == "dense"):
+                raise ValueError("a table without block_bytes")
+            if sum(table.block_count for table in spec.tables if table.kind == "dense") > BLOCKS_MAX:
+                raise ValueError(f"more than {BLOCKS_MAX} blocks")
+            ranges = {
+                _whole(number, ring_ranges - 1): Assignment(_whole(epoch), tuple(_text(name) for name in _items(replicas)))
+                for number, epoch, replicas in _items(document["ranges"])
+            }
+            gens = {_whole(worker): _whole(gen) for worker, gen in _items(document["gens"])}
+            endpoints = {_text(name): _text(endpoint) for name, endpoint in document["endpoints"].items()}
+            number, token = _whole(document["number"]), _whole(document["token"], (1 << 64) - 1)
+            return cls(number, token, spec, document["state"], _text(document["reason"]), ring_ranges, ranges, endpoints, gens)
+        except (AttributeError, KeyError, TypeError, ValueError, UsageError) as error:
             raise PeerError(f"no job map: {error}") from error
+
+
+def _whole(value: Any, most: int = (1 << 32) - 1) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise ValueError(f"{shown(value)} is no number from 0 to {most}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise ValueError(f"{shown(value)} is no text")
+    return value
+
+
+def _items(value: Any) -> list[Any] | tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise ValueError(f"{shown(value)} is no list")
+    return value
 
 
 class Piece(NamedTuple):

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
-from .errors import UsageError
-from .limits import CACHE_LINE_BYTES
+from .clock import Consistency
+from .errors import UsageError, shown
+from .limits import CACHE_LINE_BYTES, MIB
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "f32": np.dtype("<f4"),
@@ -26,6 +27,14 @@ DTYPE_CODES: dict[str, int] = {"f32": 1, "f64": 2, "i64": 3}
 DTYPE_NAMES: dict[int, str] = {code: name for name, code in DTYPE_CODES.items()}
 
 INITS = ("zeros", "normal", "uniform", "file", "program")
+#: Settings of each kind of first values, with their defaults (`path` is text, the others are numbers).
+INIT_SETTINGS: dict[str, dict[str, float | str]] = {
+    "zeros": {},
+    "normal": {"scale": 0.01},
+    "uniform": {"low": -0.01, "high": 0.01},
+    "file": {"path": ""},
+    "program": {},
+}
 COMBINES = ("mean", "sum")
 #: Parameters that each optimizer takes, with their defaults (None = must be given).
 OPTIMIZERS: dict[str, dict[str, float | None]] = {
@@ -34,21 +43,35 @@ OPTIMIZERS: dict[str, dict[str, float | None]] = {
     "assign": {},
 }
 
+#: A block travels in one frame.
+BLOCK_BYTES_TOP = 4 * MIB
+DIMENSIONS_MAX = 32
+
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}\Z")
 
 
 def check_name(name: object, what: str) -> str:
     """A name that may stand in a path, a log line and a shell: letters, digits, `_`, `-`, `.`; at most 63 characters."""
     if not isinstance(name, str) or not _NAME.match(name):
-        raise UsageError(f"{what} {name!r}: use 1 to 63 letters, digits, '_', '-' or '.', and no '.' or '-' in front")
+        raise UsageError(f"{what} {shown(name)}: use 1 to 63 letters, digits, '_', '-' or '.', and no '.' or '-' in front")
     return name
 
 
 def unknown_key(key: object, known: Sequence[str], where: str) -> UsageError:
     """The error for a key that nobody knows, with the nearest one that exists."""
-    near = difflib.get_close_matches(str(key), list(known), n=1)
+    near = difflib.get_close_matches(key[:80], list(known), n=1) if isinstance(key, str) else []
     hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
-    return UsageError(f"{where}: unknown key {key!r}{hint}")
+    return UsageError(f"{where}: unknown key {shown(key)}{hint}")
+
+
+def is_finite_number(value: object) -> bool:
+    """An int or float (no bool) that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 class Block(NamedTuple):
@@ -84,27 +107,65 @@ class TableSpec:
         check_name(self.name, "table name")
         where = f"table {self.name!r}"
         if self.kind not in ("dense", "sparse"):
-            raise UsageError(f"{where}: kind {self.kind!r} is neither dense nor sparse")
-        if self.dtype not in DTYPES:
-            raise UsageError(f"{where}: dtype {self.dtype!r}; known are {', '.join(DTYPES)}")
+            raise UsageError(f"{where}: kind {shown(self.kind)} is neither dense nor sparse")
+        if not isinstance(self.dtype, str) or self.dtype not in DTYPES:
+            raise UsageError(f"{where}: dtype {shown(self.dtype)}; known are {', '.join(DTYPES)}")
         if self.order not in ("C", "F"):
-            raise UsageError(f"{where}: order {self.order!r} is neither C (rows) nor F (columns)")
+            raise UsageError(f"{where}: order {shown(self.order)} is neither C (rows) nor F (columns)")
         if not self.shape or any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in self.shape):
-            raise UsageError(f"{where}: shape {list(self.shape)} must be one or more whole numbers from 1 on")
+            raise UsageError(f"{where}: shape {shown(list(self.shape))} must be one or more whole numbers from 1 on")
+        if len(self.shape) > DIMENSIONS_MAX:
+            raise UsageError(f"{where}: {len(self.shape)} dimensions, at most {DIMENSIONS_MAX}")
         if self.nbytes >= 1 << 62:
-            raise UsageError(f"{where}: {self.nbytes} bytes are more than any machine has")
-        if self.optimizer not in OPTIMIZERS:
+            raise UsageError(f"{where}: shape {shown(list(self.shape))} has more bytes than any machine")
+        if not isinstance(self.optimizer, str) or self.optimizer not in OPTIMIZERS:
             raise unknown_key(self.optimizer, list(OPTIMIZERS), f"{where}, optimizer")
         known = OPTIMIZERS[self.optimizer]
         for key, value in self.settings.items():
             if key not in known:
                 raise unknown_key(key, list(known), f"{where}, optimizer {self.optimizer}")
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-                raise UsageError(f"{where}: {key} = {value!r} is not a finite number")
+            if not is_finite_number(value):
+                raise UsageError(f"{where}: {key} = {shown(value)} is not a finite number")
         if self.init not in INITS:
             raise unknown_key(self.init, INITS, f"{where}, init")
+        self._check_init(where)
         if self.combine not in ("", *COMBINES):
-            raise UsageError(f"{where}: combine {self.combine!r} is neither mean nor sum")
+            raise UsageError(f"{where}: combine {shown(self.combine)} is neither mean nor sum")
+        if self.consistency != "":
+            Consistency.parse(self.consistency)
+        block_bytes = self.block_bytes
+        if not isinstance(block_bytes, int) or isinstance(block_bytes, bool) or not 0 <= block_bytes <= BLOCK_BYTES_TOP:
+            raise UsageError(f"{where}: block_bytes = {shown(block_bytes)}; from 0 (= chosen) to {BLOCK_BYTES_TOP}")
+        if self.dtype == "i64":
+            self._check_whole(where)
+
+    def _check_init(self, where: str) -> None:
+        known = INIT_SETTINGS[self.init]
+        for key, value in self.init_settings.items():
+            if key not in known:
+                raise unknown_key(key, list(known) or ["none"], f"{where}, init {self.init}")
+            if key == "path":
+                if not isinstance(value, str):
+                    raise UsageError(f"{where}: init path = {shown(value)} is no text")
+            elif not is_finite_number(value):
+                raise UsageError(f"{where}: init {key} = {shown(value)} is not a finite number")
+        if self.init == "uniform" and not self.init_setting("low") <= self.init_setting("high"):
+            raise UsageError(f"{where}: init uniform from {self.init_setting('low')} to {self.init_setting('high')} is empty")
+        if self.numpy_dtype.kind == "f":
+            farthest = float(np.finfo(self.numpy_dtype).max) / 8  # a normal value lies up to six scales out
+            numbers = [value for key, value in self.init_settings.items() if key != "path"] + list(self.settings.values())
+            for value in numbers:
+                if abs(value) > farthest:
+                    raise UsageError(f"{where}: {value} is too large for {self.dtype}")
+
+    def _check_whole(self, where: str) -> None:
+        """Whole numbers can be counted, not averaged: what would make fractions is refused."""
+        if self.optimizer == "sgd":
+            raise UsageError(f"{where}: sgd makes fractions of i64 numbers; use optimizer add (or assign), or dtype f64")
+        if self.combine == "mean":
+            raise UsageError(f"{where}: the mean of i64 numbers is a fraction; use combine sum, or dtype f64")
+        if self.init in ("normal", "uniform"):
+            raise UsageError(f"{where}: init {self.init} makes fractions of i64 numbers; use zeros, file or program")
 
     @property
     def count(self) -> int:
@@ -125,14 +186,27 @@ class TableSpec:
         assert value is not None
         return float(value)
 
+    def init_setting(self, key: str) -> float:
+        """A number that describes the first values: the user's, else the default."""
+        return float(self.init_settings.get(key, INIT_SETTINGS[self.init][key]))
+
+    @property
+    def block_elements(self) -> int:
+        """Elements of a block (the last one may have fewer)."""
+        assert self.block_bytes > 0, "the master chooses block_bytes at registration"
+        return max(1, self.block_bytes // self.numpy_dtype.itemsize)
+
+    @property
+    def block_count(self) -> int:
+        return -(-self.count // self.block_elements)
+
     def blocks(self) -> list[Block]:
         """The pieces of a dense table, in file order.
 
         >>> TableSpec("w", (5,), block_bytes=8).blocks()
         [Block(number=0, start=0, stop=2), Block(number=1, start=2, stop=4), Block(number=2, start=4, stop=5)]
         """
-        assert self.block_bytes > 0, "the master chooses block_bytes at registration"
-        step = max(1, self.block_bytes // self.numpy_dtype.itemsize)
+        step = self.block_elements
         starts = range(0, self.count, step)
         return [Block(number, start, min(start + step, self.count)) for number, start in enumerate(starts)]
 
@@ -159,13 +233,13 @@ class TableSpec:
                 raise unknown_key(key, known, "table")
         shape = document.get("shape")
         if not isinstance(shape, (list, tuple)):
-            raise UsageError(f"table {document.get('name')!r}: shape {shape!r} is no list of numbers")
+            raise UsageError(f"table {shown(document.get('name'))}: shape {shown(shape)} is no list of numbers")
         rest = {key: value for key, value in document.items() if key not in ("shape",)}
         if "name" not in rest:
             raise UsageError("a table needs a name")
         for key in ("settings", "init_settings"):
             if not isinstance(rest.get(key, {}), dict):
-                raise UsageError(f"table {rest['name']!r}: {key} is no mapping")
+                raise UsageError(f"table {shown(rest['name'])}: {key} is no mapping")
         return cls(shape=tuple(shape), **rest)
 
 
