@@ -1,0 +1,302 @@
+"""The agent's side of one channel: what it reads from the program's files and what it stores in its own.
+
+Each method is one effect of the agent's machine.  The order of stores for one request is the machine's:
+
+    set_current -> read_push -> (servers) -> write_param ... -> write_error? -> write_result -> set_done -> reply
+
+and a process may die between any two.  Refuses to know what a request means, and never waits.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core.errors import Code, RequestError
+from . import numbers
+from . import page as ctl
+from .files import DiskFiles, Files, open_directory
+from .info import INFO_BYTES_MAX, Info, parse_info
+from .request import Reply, format_reply
+from .root import boot_id, is_kept
+
+TORN_READS_MAX = 16  # a program that keeps rewriting cmd has not rung yet
+ERR_TEXT_MAX = ctl.PAGE_BYTES - 1
+
+_COUNTER = {name: number for number, (name, _about) in enumerate(ctl.COUNTER_NAMES)}
+_CURRENT_AT = ctl.OFFSET["cur_seq"]
+_RESULT_AT = ctl.OFFSET["clock"]
+
+
+class AgentChannel:
+    """One adopted channel.  `result` is what done_seq stands for, `moving` the words as we stored them last."""
+
+    def __init__(self, files: Files, info: Info, page: bytes, agent_id: int, clock_ns: Callable[[], int]) -> None:
+        self.files = files
+        self.info = info
+        self.moving = ctl.read_moving(page)
+        self.result = ctl.read_result(page, self.moving.done_seq)
+        self.closed = False
+        self._clock_ns = clock_ns
+        self._log = ctl.read_log(page)
+        self._counters = np.frombuffer(page, "<u8", ctl.COUNTERS, ctl.OFFSET["counters"]).copy()
+        self._next = self.result
+        self._text = False
+        self._pushed = self._pulled = 0
+        self._param_looked_at = False
+        self._adopt(agent_id)
+
+    def _adopt(self, agent_id: int) -> None:
+        self._count("adoptions")
+        self.moving = self.moving._replace(agent_id=agent_id, state=ctl.READY)
+        self._store_counters()
+        self.files.write("ctl", _RESULT_AT, self.moving.pack()[_RESULT_AT - ctl.OFFSET["done_seq"] :])
+
+    # -- what the program wrote
+
+    def drain_bell(self) -> bool:
+        """Take the bell's bytes, which carry nothing.  False: nobody holds the other end, the channel is over."""
+        self._count("bells")
+        return self.files.drain()
+
+    def read_cmd(self) -> bytes | None:
+        """The request line without its newline; None while there is no whole line.  Raises `RequestError` PERM."""
+        self.files.size("cmd")
+        before = self.files.read("cmd", ctl.PAGE_BYTES)
+        for _ in range(TORN_READS_MAX):
+            again = self.files.read("cmd", ctl.PAGE_BYTES)
+            if again == before:
+                break
+            self._count("torn_reads")
+            before = again
+        else:
+            return None
+        line, newline, _rest = before.partition(b"\n")
+        if not newline and (len(line) <= ctl.REQUEST_BYTES_MAX or b"\0" in line):
+            self._count("empty_bells")
+            return None
+        self._text = b" fmt=text" in line
+        return line
+
+    def read_push(self, text: bool, exact: bool, into: NDArray[np.uint8]) -> None:
+        """Read the push into `into` (aligned, `info.cap_grad` bytes, laid out like `grad`) and check every number.
+
+        `exact`: the request named no `n=`, so the file's size must be the declared one.  Raises `RequestError`.
+        """
+        if text:
+            self._read_text(into)
+        else:
+            self._read_raw(exact, into)
+        try:
+            numbers.check_finite(self.info, into)
+        except RequestError:
+            self._count("nonfinite")
+            raise
+        self._pushed = self.info.cap_grad
+
+    def _read_raw(self, exact: bool, into: NDArray[np.uint8]) -> None:
+        size, wanted = self.files.size("grad"), self.info.cap_grad
+        if size < wanted or (exact and size != wanted):
+            raise RequestError(Code.SIZE, self._why_size(size))
+        found = self.files.read_into("grad", into)
+        if found < wanted:
+            raise RequestError(Code.SIZE, f"grad shrank to {found} bytes while it was read: leave it alone until the reply")
+
+    def _why_size(self, size: int) -> str:
+        wanted = self.info.cap_grad
+        text = f"grad has {size} bytes, {wanted} are declared ({self.info.elements} elements of {self.info.dtype})"
+        if size in (wanted + 8, wanted + 16):
+            return f"{text}: record markers of Fortran; open the file with access='stream'"
+        if size == 2 * wanted and self.info.dtype == "f32":
+            return f"{text}: float64 instead of float32? declare the table as f64 or convert"
+        if 2 * size == wanted and self.info.dtype == "f64":
+            return f"{text}: float32 instead of float64? declare the table as f32 or convert"
+        if size == 2 * wanted or (size > wanted and size % max(1, wanted) == 0):
+            return f"{text}: was it appended with '>>'? overwrite it"
+        return f"{text}; nothing was applied"
+
+    def _read_text(self, into: NDArray[np.uint8]) -> None:
+        size, most = self.files.size("grad.txt"), numbers.text_bytes_max(self.info)
+        if size > most:
+            raise RequestError(Code.SIZE, f"grad.txt has {size} bytes, {self.info.elements} numbers need at most {most}")
+        numbers.parse_text(self.info, self.files.read("grad.txt", size), into, "grad.txt")
+
+    # -- what the agent stores
+
+    def set_current(self, seq: int) -> None:
+        """The request has been taken up."""
+        self._pushed = self._pulled = 0
+        self._param_looked_at = False
+        self.moving = self.moving._replace(cur_seq=seq, state=ctl.BUSY)
+        self.files.write("ctl", _CURRENT_AT, self.moving.pack()[8:0x28])
+
+    def set_state(self, state: int) -> None:
+        if state != self.moving.state:
+            self.moving = self.moving._replace(state=state)
+            self.files.write("ctl", ctl.OFFSET["state"], ctl.HALF.pack(state))
+
+    def write_param(self, offset: int, buffer: Any) -> None:
+        """Store values in place.  Raises `RequestError` NOSPC or PERM."""
+        if not self._param_looked_at:
+            self.files.size("param")  # the program may have put another file there
+            self._param_looked_at = True
+        self.files.write("param", offset, buffer)
+        self._pulled += memoryview(buffer).nbytes
+
+    def write_text(self, buffer: Any) -> None:
+        """Store all values of a buffer laid out like `param` as text.  Raises `RequestError` NOSPC or PERM."""
+        data = numbers.format_text(self.info, buffer)
+        self.files.size("param.txt")
+        self.files.write("param.txt", 0, data)
+        self.files.truncate("param.txt", len(data))
+        self._pulled += len(data)
+
+    def write_result(
+        self, seq: int, clock: int, version: int, status: int, weight: float = 0.0, pushes: int = 0, stop: bool = False
+    ) -> None:
+        """What the coming `set_done(seq)` will stand for; until then the result before it stays whole."""
+        flags = ctl.FLAG_STOP if stop else 0
+        self._next = ctl.Result(seq, clock, version, status, flags, weight, pushes)
+        self.files.write("ctl", ctl.result_offset(seq), self._next.pack())
+        self.moving = self.moving._replace(
+            clock=clock, version=version, status=status, state=ctl.READY, done_flags=flags, rep_word=(self.moving.rep_word + 1) & 0xFFFFFFFF
+        )  # fmt: skip
+        self.files.write("ctl", _RESULT_AT, self.moving.pack()[_RESULT_AT - ctl.OFFSET["done_seq"] :])
+
+    def write_error(self, text: str) -> None:
+        """The whole text into `err`, and a note in the page's log of distinct errors.  A full file system loses only text."""
+        data = text.encode(errors="replace").replace(b"\n", b" ")[: ERR_TEXT_MAX - 1] + b"\n"
+        try:
+            self.files.size("err")
+            self.files.write("err", 0, data)
+            self.files.truncate("err", len(data))
+        except RequestError as error:
+            if error.code is not Code.NOSPC:
+                raise
+        self._note(text)
+
+    def _note(self, text: str) -> None:
+        now_ns = self._clock_ns()
+        short = text.encode()[:ctl.LOG_TEXT_MAX].decode(errors="ignore")
+        for number, (at, entry) in enumerate(self._log):
+            if entry.text == short:
+                entry = entry._replace(times=entry.times + 1, last_ns=now_ns)
+                self._log[number] = (at, entry)
+                self.files.write("ctl", at, ctl.pack_logged(entry))
+                return
+        entry = ctl.Logged(1, now_ns, now_ns, short)
+        at, record = ctl.log_end(self._log), ctl.pack_logged(entry)
+        if at + len(record) > ctl.LOG_END:
+            return  # the log is full of other errors, and the first ones tell the most
+        self._log.append((at, entry))
+        self.files.write("ctl", at + 4, record[4:])
+        self.files.write("ctl", at, record[:4])  # the length comes last: a reader finds whole records
+
+    def set_done(self, seq: int) -> None:
+        """The commit word: from here on the request is answered."""
+        assert seq == self._next.seq, "write_result comes before set_done"
+        self._count("requests")
+        if self._next.status:
+            self._count("errors")
+        elif self._pushed:
+            self._count("pushes")
+            self._count("bytes_pushed", self._pushed)
+        if self._pulled and not self._next.status:
+            self._count("pulls")
+            self._count("bytes_pulled", self._pulled)
+        self._store_counters()
+        self.moving = self.moving._replace(done_seq=seq)
+        self.result = self._next
+        self.files.write("ctl", ctl.OFFSET["done_seq"], ctl.WORD.pack(seq))
+
+    def reply(self, record: bytes) -> bool:
+        """Ring the program with 64 bytes.  False: it does not read its replies, and the channel is ctl.BROKEN now."""
+        if self.files.send(record):
+            return True
+        self.set_state(ctl.BROKEN)
+        return False
+
+    def repeat(self) -> bytes:
+        """The record for done_seq once more, from the page alone."""
+        self._count("repeats")
+        result = self.result
+        code = Code(result.status)
+        stop = bool(result.flags & ctl.FLAG_STOP)
+        return format_reply(Reply(code is Code.OK, result.seq, result.clock, result.version, code=code, stop=stop))
+
+    def beat(self, now_ns: int) -> None:
+        """Show that the agent lives (CLOCK_MONOTONIC).  Raises `RequestError` PERM if somebody replaced a bell."""
+        self.moving = self.moving._replace(agent_beat=now_ns)
+        self._store_counters()
+        self.files.write("ctl", ctl.OFFSET["agent_beat"], ctl.WORD.pack(now_ns))
+        self.files.check_bells()
+
+    def close(self, state: int = ctl.CLOSED) -> None:
+        """Note the state and let go of the files.  May be repeated."""
+        if self.closed:
+            return
+        self.closed = True
+        try:
+            self._store_counters()
+            self.set_state(state)
+        finally:
+            self.files.close()
+
+    def abandon(self) -> None:
+        """Let go of the files and store nothing, as a process does that is killed."""
+        self.closed = True
+        self.files.close()
+
+    def counters(self) -> dict[str, int]:
+        return {name: int(self._counters[number]) for name, number in _COUNTER.items()}
+
+    def count(self, name: str) -> None:
+        """Count what only the machine sees (`refused_sequences`, `repeats`)."""
+        self._count(name)
+
+    def _count(self, name: str, by: int = 1) -> None:
+        self._counters[_COUNTER[name]] += np.uint64(by)
+
+    def _store_counters(self) -> None:
+        self.files.write("ctl", ctl.OFFSET["counters"], self._counters[: len(ctl.COUNTER_NAMES)])
+
+
+def adopt(root_fd: int, name: str, agent_id: int, clock_ns: Callable[[], int] = time.time_ns) -> AgentChannel:
+    """Take over the channel `name` of a root: a new one and one that a dead agent left, by the same way.
+
+    Raises `RequestError`: PERM (owner, type, mode, nobody keeps it), VERSION, FORMAT.
+    """
+    if not is_kept(root_fd, name):
+        raise RequestError(Code.PERM, f"the channel {name} is kept by nobody: its launcher is gone")
+    files = DiskFiles(open_directory(root_fd, name))
+    try:
+        info, page = _read_start(files, name)
+        return AgentChannel(files, info, page, agent_id, clock_ns)
+    except BaseException:
+        files.close()
+        raise
+
+
+def _read_start(files: DiskFiles, name: str) -> tuple[Info, bytes]:
+    size = files.size("info")
+    if size > INFO_BYTES_MAX:
+        raise RequestError(Code.FORMAT, f"info has {size} bytes, {INFO_BYTES_MAX} is the most")
+    info = parse_info(files.read("info", size).decode("ascii", errors="replace"))
+    files.size("ctl")
+    page = files.read("ctl", ctl.PAGE_BYTES)
+    constant = ctl.read_constant(page)
+    if info.boot_id != boot_id():
+        raise RequestError(Code.GONE, f"the channel {name} is of another boot of this host")
+    if constant._replace(created_ns=0) != info.constant(0) or info.directory_name != name:
+        raise RequestError(Code.VERSION, f"ctl, info and the name of the channel {name} do not belong together")
+    return info, page
+
+
+def agent_number() -> int:
+    """A random number for `agent_id`."""
+    return int.from_bytes(os.urandom(8), "little") >> 1
