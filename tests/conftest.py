@@ -15,8 +15,9 @@ import shutil
 import signal
 import time
 import uuid
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any, Callable, Generator, Iterator, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import pytest
 

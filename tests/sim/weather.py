@@ -1,0 +1,144 @@
+"""What one seed draws: the cluster's size, the job, the limits, and how bad the weather is (half of the rates are zero).
+
+A swarm: each run has a few faults of its own, because a run with all of them at once hides what each one alone shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from plugml.core.job import JobSpec
+from plugml.core.limits import KIB, Limits, drawn
+from plugml.core.table import TableSpec
+
+from .checkers import SLOT
+from .network import Weather
+from .world import World
+
+GENS = 6  # generations of a worker that the counting table has room for
+JOB = "train"
+
+
+@dataclass(slots=True)
+class Plan:
+    """Everything that a run has decided beforehand."""
+
+    servers: int = 2
+    agents: int = 1
+    workers: int = 2
+    replicas: int = 2  # copies of the counting slots, so that they lie in several blocks and ranges
+    clocks: int = 6
+    spec: JobSpec | None = None
+    limits: Limits = field(default_factory=Limits)
+    network: Weather = field(default_factory=Weather)
+    weather_us: int = 4_000_000  # end of phase 1 at the latest
+    # -- processes: mean time between faults, 0 = never
+    agent_crash_us: int = 0
+    master_crash_us: int = 0
+    program_kill_us: int = 0
+    launcher_kill_us: int = 0
+    pause_us: int = 0
+    cut_us: int = 0
+    slow_us: int = 0
+    server_crash_at_us: int = 0  # 0 = no server dies; else the job is lost by name
+    effect_crash: float = 0.0  # chance of an agent or master to die before an effect
+    linger: float = 0.0
+    store_unknown: float = 0.0
+    # -- programs
+    think_us: tuple[int, int] = (500, 20_000)
+    mischief: float = 0.0  # chance of a request that must be refused
+    write_pieces: int = 1  # stores into which a program's write of `grad` is cut
+    ends_early: float = 0.0  # chance that a worker has fewer clocks than the others
+    shuffled_start: bool = False  # processes start in any order
+
+
+def draw_plan(world: World) -> Plan:
+    """The plan of this world's seed."""
+    draw = world.draw
+    plan = Plan(
+        servers=draw(1, 4), agents=draw(1, 2), workers=draw(1, 4), replicas=draw(1, 5), clocks=draw(2, 9),
+        limits=drawn(draw), weather_us=draw(1_500_000, 6_000_000),
+    )  # fmt: skip
+    plan.spec = draw_spec(world, plan)
+    plan.network = Weather(
+        drop=_rate(world, 0.06), double=_rate(world, 0.1), corrupt=_rate(world, 0.02), straggle=_rate(world, 0.1),
+        replay=_rate(world, 0.05), lend=(0.0, 0.5, 1.0)[draw(0, 2)], delay_us=(20, (100, 2_000, 20_000)[draw(0, 2)]),
+        lent_us=(0, (100, 2_000, 60_000)[draw(0, 2)]),
+    )  # fmt: skip
+    for name, often in (
+        ("agent_crash_us", 700_000), ("master_crash_us", 900_000), ("program_kill_us", 900_000),
+        ("launcher_kill_us", 4_000_000), ("pause_us", 600_000), ("cut_us", 500_000), ("slow_us", 500_000),
+    ):  # fmt: skip
+        setattr(plan, name, draw(often // 3, often * 2) if world.happens(0.5) else 0)
+    plan.effect_crash = _rate(world, 0.004)
+    plan.linger = _rate(world, 0.3)
+    plan.store_unknown = _rate(world, 0.3)
+    plan.mischief = _rate(world, 0.15)
+    plan.write_pieces = draw(1, 3)
+    plan.ends_early = _rate(world, 0.5)
+    plan.shuffled_start = world.happens(0.5)
+    plan.think_us = (500, (2_000, 20_000, 200_000)[draw(0, 2)])
+    if world.happens(0.12):
+        plan.server_crash_at_us = draw(200_000, plan.weather_us)
+    return plan
+
+
+def _rate(world: World, most: float) -> float:
+    """Zero in half of the runs."""
+    return world.random.random() * most if world.happens(0.5) else 0.0
+
+
+def draw_spec(world: World, plan: Plan) -> JobSpec:
+    """A job of two or three tables: one for counting, one for exact values, perhaps one that a program initialises."""
+    draw = world.draw
+    consistency = ("bsp", "asp")[draw(0, 1)]
+    tables = [_counting_table(world, plan), _exact_table(world, consistency)]
+    if world.happens(0.3):
+        tables.append(TableSpec("offered", (draw(1, 200),), dtype="f64", optimizer="add", init="program", combine="sum"))
+    if world.happens(0.3):
+        tables.reverse()
+    return JobSpec(
+        JOB, plan.workers, tuple(tables), seed=draw(0, 1000), consistency=consistency,
+        combine=("mean", "sum")[draw(0, 1)], max_restarts=GENS,
+    )  # fmt: skip
+
+
+def _counting_table(world: World, plan: Plan) -> TableSpec:
+    """`add` of (1, n, n^2), or SGD with lr 1/2 of -2 times that: exact in every dtype."""
+    shape = (plan.replicas, plan.workers, GENS, SLOT)
+    dtype = ("f32", "f64", "i64")[world.draw(0, 2)]
+    if dtype != "i64" and world.happens(0.4):
+        return TableSpec("count", shape, dtype=dtype, optimizer="sgd", settings={"lr": 0.5}, combine="sum")
+    return TableSpec("count", shape, dtype=dtype, optimizer="add", combine="sum")
+
+
+def _exact_table(world: World, consistency: str) -> TableSpec:
+    draw = world.draw
+    shape = (draw(1, 40), draw(1, 12))
+    if consistency == "asp":
+        return TableSpec("exact", shape, dtype=("f32", "f64")[draw(0, 1)], optimizer="assign", combine="sum")
+    optimizer = ("add", "sgd", "assign")[draw(0, 2)]
+    dtype = ("f32", "f64", "i64")[draw(0, 2)] if optimizer != "sgd" else ("f32", "f64")[draw(0, 1)]
+    init, settings = ("zeros", {}) if dtype == "i64" or world.happens(0.5) else ("normal", {"scale": 0.5})
+    combine = "sum" if dtype == "i64" else ("mean", "sum")[draw(0, 1)]
+    return TableSpec(
+        "exact", shape, dtype=dtype, optimizer=optimizer, settings={"lr": 0.25} if optimizer == "sgd" else {},
+        init=init, init_settings=settings, combine=combine,
+    )  # fmt: skip
+
+
+def calm_plan(workers: int = 2, servers: int = 2, clocks: int = 3, consistency: str = "bsp", agents: int = 1) -> Plan:
+    """A small run without weather, for scenarios that bring their own faults."""
+    plan = Plan(servers=servers, agents=agents, workers=workers, clocks=clocks, replicas=3)
+    plan.limits = Limits(ranges=8, points=8, block_bytes_min=64, block_bytes_max=4 * KIB)
+    shape = (plan.replicas, workers, GENS, SLOT)
+    optimizer = "assign" if consistency == "asp" else "sgd"
+    exact = TableSpec(
+        "exact", (12, 5), dtype="f64", optimizer=optimizer, settings={"lr": 0.25} if optimizer == "sgd" else {}, combine="sum"
+    )
+    plan.spec = JobSpec(
+        JOB, workers, (TableSpec("count", shape, dtype="f64", optimizer="add", combine="sum"), exact), consistency=consistency,
+        max_restarts=GENS,
+    )  # fmt: skip
+    plan.weather_us = 60_000_000
+    return plan
