@@ -42,6 +42,11 @@ class Limits:
     window_bytes: int = _limit(64 * MIB, 1 * MIB, 64 * MIB)  # unanswered bytes per server and agent
     components_max: int = _limit(1_024, 1_024, 1_024)
     segments_max: int = _limit(4_095, 4_095, 4_095)
+    # -- server
+    parked_max: int = _limit(4_096, 64, 4_096)  # pulls of one range that wait; the oldest is dropped, agents ask again
+    staged_max: int = _limit(1_024, 1_024, 1_024)  # pushes of one worker in one clock (BSP), each kept until the close
+    closes_max: int = _limit(1_024, 1_024, 1_024)  # clocks that a worker may be ahead of the last one all ranges closed
+    turn_bytes: int = _limit(2 * MIB, 256, 64 * KIB)  # of values that one event may step, so that answers flow meanwhile
     # -- ring
     ranges: int = _limit(256, 4, 16)  # Q: a power of two, fixed for the life of a cluster
     points: int = _limit(64, 4, 16)  # V: positions of one server on the ring
@@ -51,6 +56,9 @@ class Limits:
     # -- channel
     request_bytes_max: int = _limit(4_095, 4_095, 4_095)
     explain_us: int = _limit(10 * SECOND, 10 * SECOND, 10 * SECOND)  # a wait says after this what it waits for
+    # -- launcher
+    watch_us: int = _limit(1 * SECOND, 200 * MS, 1 * SECOND)  # it asks the agent how the clock stands
+    gone_us: int = _limit(30 * SECOND, 10 * SECOND, 30 * SECOND)  # an agent that is away so long is given up
     # -- jobs
     workers_max: int = _limit(4_096, 4_096, 4_096)
     tables_max: int = _limit(1_024, 1_024, 1_024)

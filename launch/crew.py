@@ -1,0 +1,209 @@
+"""The workers of a run: plugged in, started, restarted or given up, each on its own.  Pure.
+
+    IDLE -> ATTACHING -> MAKING -> OPENING -> STARTING -> RUNNING -> LEAVING -> ENDED
+                ^                                                       |
+                +------------------- a new generation ------------------+---> HELD (dead, still a member)
+
+Decides what the death of a program means.  What it means for the run goes up as a `Verdict` among the effects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..core.errors import Code
+from ..core.jobmap import FAILED, FINISHED, STOPPED
+from . import effects as e
+from . import words
+from .plan import RunPlan
+from .worker import ATTACHING, ENDED, HELD, IDLE, LEAVING, MAKING, OPENING, RUNNING, STARTING, WITH_CHANNEL, Worker
+
+SIGTERM = 15
+EX_WORLD, EX_ROOT_FULL = 1, 73
+LOST_WORKER = "lost"  # outcome of a worker that the others go on without
+
+
+class Verdict(NamedTuple):
+    """Why the run ends: the job's last state, the reason for people, the exit code and whose code that is."""
+
+    state: str
+    reason: str
+    exit_code: int
+    whose: str = "plugml"
+
+
+Ask = Callable[..., e.Ask]  # ask(op, worker number or -1, fields...)
+
+
+class Crew:
+    """`ending`: no program is to be started any more.  `deserted`: the agent is gone for good, nobody answers."""
+
+    def __init__(self, plan: RunPlan, host: str, logs: str, ask: Ask, now_us: int) -> None:
+        self.plan = plan
+        self.workers = [Worker(number, moved_us=now_us) for number in range(plan.workers)]
+        self.warnings: list[str] = []
+        self.ending = False
+        self.deserted = False
+        self._host = host
+        self._logs = logs
+        self._ask = ask
+
+    def which(self, *phases: str) -> list[Worker]:
+        return [worker for worker in self.workers if worker.phase in phases]
+
+    def check(self) -> None:
+        for worker in self.workers:
+            assert worker.restarts <= self.plan.spec.max_restarts, worker
+            assert worker.phase != HELD or self.plan.spec.on_worker_loss == "wait", worker
+            assert worker.phase not in WITH_CHANNEL or worker.gen > 0, worker
+
+    # -- in -------------------------------------------------------------------------------------------------------------
+
+    def attach(self, worker: Worker) -> e.Ask:
+        worker.phase = ATTACHING
+        return self._ask("attach", worker.number)
+
+    def attached(self, worker: Worker, event: e.Answer, now_us: int) -> list[Any]:
+        if event.code:
+            worker.phase = ENDED
+            return [self._refused(worker, "attached", event)]
+        worker.gen = int(event.fields["gen"])
+        worker.start_clock = int(event.fields.get("clock") or 0)
+        worker.clocks = max(worker.clocks, worker.start_clock)
+        worker.moved_us = now_us
+        if self.ending:
+            return self._leave(worker, "restarting")
+        worker.phase = MAKING
+        return [e.MakeChannel(worker.number, worker.gen, str(event.fields["info"]))]
+
+    def on_channel_made(self, event: e.ChannelMade, now_us: int) -> list[Any]:
+        worker = self.workers[event.worker]
+        if self.ending:
+            return self._leave(worker, "restarting")
+        worker.phase = OPENING
+        return [self._ask("opened", worker.number, gen=worker.gen, dir=event.directory)]
+
+    def on_channel_failed(self, event: e.ChannelFailed, now_us: int) -> list[Any]:
+        verdict = Verdict(FAILED, f"no channel for worker {event.worker}: {event.text}", event.exit_code)
+        return [verdict, *self._leave(self.workers[event.worker], "restarting")]
+
+    def opened(self, worker: Worker, event: e.Answer, now_us: int) -> list[Any]:
+        if event.code:
+            return [self._refused(worker, "plugged in", event), *self._leave(worker, "restarting")]
+        if self.ending:
+            return self._leave(worker, "restarting")
+        worker.phase = STARTING
+        return [e.Spawn(worker.number, worker.gen)]
+
+    def on_spawned(self, event: e.Spawned, now_us: int) -> list[Any]:
+        worker = self.workers[event.worker]
+        worker.phase, worker.pid, worker.moved_us = RUNNING, event.pid, now_us
+        told = e.Tell("detail", f"worker {worker.number} runs as process {event.pid}, generation {worker.gen}")
+        return [told, e.Signal(worker.number, worker.gen, SIGTERM)] if self.ending else [told]
+
+    def on_spawn_failed(self, event: e.SpawnFailed, now_us: int) -> list[Any]:
+        worker = self.workers[event.worker]
+        worker.outcome, worker.status = FAILED, event.exit_code
+        text = f"worker {event.worker} on {self._host} could not be started: {event.text}"
+        return [Verdict(FAILED, text, event.exit_code), *self._leave(worker, "restarting")]
+
+    def _refused(self, worker: Worker, what: str, event: e.Answer) -> Verdict:
+        exit_code = EX_ROOT_FULL if event.code == Code.NOSPC.name else EX_WORLD
+        return Verdict(FAILED, f"worker {worker.number} cannot be {what}: {event.code}: {event.text}", exit_code)
+
+    # -- out ------------------------------------------------------------------------------------------------------------
+
+    def on_exited(self, event: e.Exited, now_us: int) -> list[Any]:
+        worker = self.workers[event.worker]
+        if event.gen != worker.gen or worker.phase != RUNNING:
+            return []
+        worker.status, worker.tail, worker.pid = event.status, event.tail, 0
+        # A program that failed stays a member for now: the others must not run on before it is decided.
+        return self._leave(worker, "finished" if event.status in self.plan.ok_exit else "restarting")
+
+    def _leave(self, worker: Worker, how: str) -> list[Any]:
+        """Tell the agent that this generation has ended; its answer decides what comes next."""
+        if self.deserted:
+            return self.drop(worker)
+        worker.phase, worker.how = LEAVING, how
+        return [self._ask("exited", worker.number, gen=worker.gen, how=how)]
+
+    def drop(self, worker: Worker) -> list[Any]:
+        """Give the channel up without the agent's word."""
+        worker.phase = ENDED
+        worker.outcome = worker.outcome or (FINISHED if worker.how == "finished" else STOPPED)
+        return [e.DropChannel(worker.number, worker.gen)]
+
+    def left(self, worker: Worker, event: e.Answer, now_us: int) -> list[Any]:
+        """The agent has closed the channel and says how far the worker came: now the policy can be applied."""
+        worker.clocks = max(worker.clocks, int(event.fields.get("clocks") or 0))
+        worker.last_error = str(event.fields.get("last_error") or worker.last_error)
+        if worker.how != LOST_WORKER:  # the second word on the same generation counts nothing again
+            worker.pushes += int(event.fields.get("pushes") or 0)
+        dropped = e.DropChannel(worker.number, worker.gen)
+        if worker.how == "finished":
+            return [dropped, *self._finished(worker)]
+        if worker.how == LOST_WORKER:
+            worker.phase = ENDED
+            return [dropped]
+        if self.ending:
+            worker.phase, worker.outcome = ENDED, worker.outcome or STOPPED
+            return [dropped]
+        return [dropped, *self._died(worker)]
+
+    def _finished(self, worker: Worker) -> list[Any]:
+        worker.phase, worker.outcome = ENDED, FINISHED
+        if worker.pushes or self.ending:
+            return []
+        status = words.ending(worker.status or 0)
+        return self._warn(f"worker {worker.number} ended with {status} but never pushed: is its program plugged in?")
+
+    def _died(self, worker: Worker) -> list[Any]:
+        """A deterministic crash is not retried; death by signal is, up to max_restarts, and then the policy holds."""
+        status, spec = worker.status, self.plan.spec
+        assert status is not None
+        exhausted = worker.restarts >= spec.max_restarts
+        if status > 0 or worker.pushes == 0 or (exhausted and spec.on_worker_loss == "stop"):
+            return [self._failure(worker, status)]
+
+        what = f"worker {worker.number} was {words.ending(status)} at clock {worker.clocks}"
+        if not exhausted:
+            worker.restarts += 1
+            text = f"{what}; restarting it ({worker.restarts} of {words.count(spec.max_restarts, 'restart')})"
+            return [e.Tell("warn", text), self.attach(worker)]
+
+        what = f"{what}, after {words.count(worker.restarts, 'restart')}"
+        worker.outcome = LOST_WORKER
+        if spec.on_worker_loss == "shrink":
+            out = self._warn(f"{what}; going on without it (shrink): its part of the data is no longer seen")
+            return out + self._leave(worker, LOST_WORKER)
+        worker.phase = HELD
+        return self._warn(f"{what}; the others wait for it (on_worker_loss=wait). Ctrl-C saves the result and ends the run")
+
+    def _failure(self, worker: Worker, status: int) -> Verdict:
+        worker.phase, worker.outcome = ENDED, FAILED
+        text = words.failure_lines(
+            worker.number, self._host, self.plan.arguments(worker.number), status, worker.gen, worker.clocks, worker.tail,
+            worker.last_error, f"{self._logs}/w{worker.number}.log",
+        )  # fmt: skip
+        return Verdict(FAILED, text, words.exit_code(status), f"worker {worker.number}")
+
+    def end(self) -> list[Any]:
+        """From now on nothing is started; what runs is told to end."""
+        self.ending = True
+        for worker in self.which(IDLE, HELD):
+            worker.phase, worker.outcome = ENDED, worker.outcome or STOPPED
+        return [e.Signal(worker.number, worker.gen, SIGTERM) for worker in self.which(RUNNING)]
+
+    def desert(self) -> list[Any]:
+        """The agent is gone for good: answer GONE to the programs, and wait for nothing that it should say."""
+        self.deserted = True
+        out: list[Any] = [e.DeclareGone(worker.number, worker.gen) for worker in self.which(STARTING, RUNNING)]
+        for worker in self.which(ATTACHING, OPENING, LEAVING):
+            out += self.drop(worker)
+        return out
+
+    def _warn(self, text: str) -> list[Any]:
+        self.warnings.append(text)
+        return [e.Tell("warn", text)]

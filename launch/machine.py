@@ -1,0 +1,411 @@
+"""The life of a run: from the agent's hello to the saved result, and with which exit code it ends.
+
+    CONNECTING -> REGISTERING -> TRAINING -> (ENDING) -> SAVING -> CLOSING -> DONE
+
+Decides only; `main.py` starts, signals, writes and prints.  Knows no file, process, socket or clock.  The order of an
+end: programs, then their channels, then the result (the job's memory must still be there), then the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from zlib import crc32
+
+from ..core.errors import Code
+from ..core.jobmap import FAILED, FINISHED, LOST, STOPPED
+from ..core.limits import Limits
+from . import effects as e
+from . import words
+from .crew import Crew, Verdict
+from .plan import RunPlan
+from .watch import Watch
+from .worker import ENDED, HELD, MAKING, RUNNING, STARTING
+
+CONNECTING, REGISTERING, TRAINING, ENDING, SAVING, CLOSING, DONE = (
+    "connecting", "registering", "training", "ending", "saving", "closing", "done",
+)  # fmt: skip
+SIGKILL, SIGTERM = 9, 15
+EX_WORLD, EX_USAGE, EX_NO_CLUSTER, EX_TEMPFAIL = 1, 2, 69, 75
+NAMES_MAX = 100  # suffixes tried for a default name
+LOOKED_MAX = 4  # workers that one explanation of a wait looks at
+REASON_MAX = 500  # characters of a reason that go to the master
+
+
+class RunMachine:
+    """One run of one job on one host.  `logs` is where the workers' output is kept, for the sentences."""
+
+    def __init__(self, plan: RunPlan, host: str, logs: str, limits: Limits, now_us: int) -> None:
+        self.limits = limits
+        self.phase = CONNECTING
+        self.verdict: Verdict | None = None
+        self.cluster = ""
+        self.saved = ""
+        self.files: tuple[str, ...] = ()
+        self.crew = Crew(plan, host, logs, self._ask, now_us)
+        self.watch = Watch(limits, now_us)
+        self._start_us = now_us
+        self._first_name = plan.spec.name
+        self._suffix = 1
+        self._asked: dict[int, tuple[str, int]] = {}  # number -> op, worker or -1
+        self._number = 0
+        self._up = False
+        self._registered = False
+        self._gone_us: int | None = now_us + limits.gone_us  # when an agent that is away is given up
+        self._poll_us: int | None = None
+        self._kill_us: int | None = None
+        self._patience_us: int | None = None  # an end does not wait for ever for somebody's word
+        self._looks: set[int] = set()
+        self._signals = 0
+        self._place = self._scratch = ""
+        crew = self.crew
+        self._handlers: dict[type[Any], Callable[[Any, int], list[Any]]] = {
+            e.AgentUp: self._on_agent_up, e.AgentDown: self._on_agent_down, e.Answer: self._on_answer,
+            e.AgentNews: self._on_news, e.ClusterNews: self._on_cluster_news, e.Signalled: self._on_signalled,
+            e.ResultReady: self._on_result_ready, e.ResultSaved: self._on_result_saved, e.ResultFailed: self._on_result_failed,
+            e.Looked: self._on_looked, e.ChannelMade: crew.on_channel_made, e.ChannelFailed: crew.on_channel_failed,
+            e.Spawned: crew.on_spawned, e.SpawnFailed: crew.on_spawn_failed, e.Exited: crew.on_exited,
+        }  # fmt: skip
+        self._answers: dict[str, Callable[..., list[Any]]] = {
+            "register": self._registered_as, "standing": self._stood, "export": self._exported, "end": self._ended,
+            "attach": crew.attached, "opened": crew.opened, "exited": crew.left,
+        }  # fmt: skip
+
+    @property
+    def plan(self) -> RunPlan:
+        """The plan as it is carried out: a default name may have got a suffix."""
+        return self.crew.plan
+
+    # -- the surface of every machine -----------------------------------------------------------------------------------
+
+    def on_message(self, sender: str, message: Any, now_us: int) -> list[Any]:
+        assert sender == "", "a launcher hears only its own shell"
+        if self.phase == DONE:
+            return []
+        if isinstance(message, (e.Spawned, e.Exited, e.ChannelMade)):
+            self.watch.moved(now_us)
+        return self._settle(self._handlers[type(message)](message, now_us), now_us)
+
+    def on_time(self, now_us: int) -> list[Any]:
+        if self.phase == DONE:
+            return []
+        out: list[Any] = []
+        if self._gone_us is not None and now_us >= self._gone_us:
+            out += self._give_up_agent(now_us)
+        if self._kill_us is not None and now_us >= self._kill_us:
+            out += self._kill()
+        if self._poll_us is not None and now_us >= self._poll_us:
+            out += self._poll(now_us)
+        if self._patience_us is not None and now_us >= self._patience_us:
+            out += self._lose_patience(now_us)
+        if self.phase != DONE and self.watch.due(now_us):
+            out += self._explain(now_us)
+        return self._settle(out, now_us)
+
+    def deadline_us(self) -> int | None:
+        if self.phase == DONE:
+            return None
+        times = (self._gone_us, self._kill_us, self._poll_us, self._patience_us, self.watch.due_us)
+        return min(t for t in times if t is not None)
+
+    def check(self) -> None:
+        self.crew.check()
+        assert (self._gone_us is None) == (self._up or self.crew.deserted), "an absent agent has a time limit, a present one none"
+        assert self._registered or self.phase in (CONNECTING, REGISTERING, DONE), self.phase
+        assert self.verdict or self.phase not in (ENDING, SAVING, CLOSING, DONE), self.phase
+        assert self.phase not in (SAVING, CLOSING) or not self.crew.which(RUNNING), "a result is saved after the last program"
+
+    def digest(self) -> int:
+        return crc32(repr((self.phase, self.verdict, self.crew.workers, self._up, sorted(self._asked.items()))).encode())
+
+    def _settle(self, effects: list[Any], now_us: int) -> list[Any]:
+        """Carry out the verdicts among the effects, then go on to the next phase if this one has nothing to wait for."""
+        out: list[Any] = []
+        for effect in effects:
+            out += self._end(effect, now_us) if isinstance(effect, Verdict) else [effect]
+        return out + self._advance(now_us)
+
+    # -- the agent ------------------------------------------------------------------------------------------------------
+
+    def _on_agent_up(self, event: e.AgentUp, now_us: int) -> list[Any]:
+        self._up, self._gone_us = not self.crew.deserted, None
+        self.cluster = event.cluster
+        if self.phase != CONNECTING:
+            return [e.Tell("info", "the agent is back")] if self._up else []
+        if self.verdict:
+            return []
+        self.phase = REGISTERING
+        self.watch.moved(now_us)
+        return [self._ask("register", spec=self.plan.spec.to_document())]
+
+    def _on_agent_down(self, event: e.AgentDown, now_us: int) -> list[Any]:
+        if not self._up:
+            return []
+        self._up, self._gone_us = False, now_us + self.limits.gone_us
+        return [e.Tell("warn", f"the agent is away ({event.text}); the channels wait for it")]
+
+    def _give_up_agent(self, now_us: int) -> list[Any]:
+        """Whether the last requests were carried out is unknown, and nobody will answer them any more."""
+        self._gone_us = None
+        self._asked.clear()
+        gone = self.crew.desert()
+        away = words.span(self.limits.gone_us)
+        if self.phase == CONNECTING:
+            return [Verdict(FAILED, f"no agent answers for {away}; see `plugml status`", EX_NO_CLUSTER)]
+        text = f"the agent has not come back for {away}: code=GONE to the programs; run again from the last checkpoint"
+        out = [*gone, Verdict(FAILED, text, EX_TEMPFAIL)]
+        if self.phase == SAVING:
+            return out + self._on_result_failed(e.ResultFailed(self._place, "the agent is gone"), now_us)
+        return out + (self._finish(now_us) if self.phase == CLOSING else [])
+
+    def _on_answer(self, event: e.Answer, now_us: int) -> list[Any]:
+        asked = self._asked.pop(event.number, None)
+        if asked is None:
+            return []
+        op, number = asked
+        handler = self._answers[op]
+        return handler(self.crew.workers[number], event, now_us) if number >= 0 else handler(event, now_us)
+
+    def _registered_as(self, event: e.Answer, now_us: int) -> list[Any]:
+        taken = event.code == Code.COLLIDE.name
+        if taken and not self.plan.name_given and self._suffix < NAMES_MAX and not self.verdict:
+            self._suffix += 1
+            self.crew.plan = self.plan.renamed(f"{self._first_name}-{self._suffix}")
+            return [self._ask("register", spec=self.plan.spec.to_document())]
+        if event.code:
+            text = f"job {self.plan.spec.name!r} cannot be registered: {event.text}"
+            return [Verdict(FAILED, text, EX_USAGE if taken else EX_WORLD)]
+
+        self._registered = True
+        if self.verdict:
+            return self._close(now_us)
+        self.phase = TRAINING
+        self.watch.moved(now_us)
+        self._poll_us = now_us + self.limits.watch_us
+        told = e.Tell("detail", f"job {self.plan.spec.name} is registered as number {event.fields.get('job')}")
+        return [told, *(self.crew.attach(worker) for worker in self.crew.workers)]
+
+    def _on_news(self, event: e.AgentNews, now_us: int) -> list[Any]:
+        news = event.document
+        if news.get("event") != "job" or news.get("job") != self.plan.spec.name or not self._registered:
+            return []
+        state, reason = str(news.get("state")), str(news.get("reason") or "")
+        if state == LOST:
+            text = f"the job is lost: {reason or 'a server that held the only copy of a part is gone'}"
+            failed = self._on_result_failed(e.ResultFailed(self._place, reason), now_us) if self.phase == SAVING else []
+            return [Verdict(LOST, text, EX_WORLD), *failed]
+        if state in (STOPPED, FAILED) and self.phase not in (SAVING, CLOSING):
+            exit_code = 128 + SIGTERM if state == STOPPED else EX_WORLD
+            return [Verdict(LOST, f"the job was {state} from outside: {reason or 'no reason was given'}", exit_code)]
+        return []
+
+    def _on_cluster_news(self, event: e.ClusterNews, now_us: int) -> list[Any]:
+        return [Verdict(LOST, event.text, EX_WORLD)] if event.fatal else [e.Tell("warn", event.text)]
+
+    # -- the end --------------------------------------------------------------------------------------------------------
+
+    def _on_signalled(self, event: e.Signalled, now_us: int) -> list[Any]:
+        self._signals += 1
+        name = words.signal_name(event.signum)
+        running = self.crew.which(RUNNING)
+        if self._signals > 1:
+            self.verdict = Verdict(STOPPED, f"{name} again: ended at once, nothing saved", 128 + event.signum)
+            killed = [e.Signal(worker.number, worker.gen, SIGKILL) for worker in running]
+            return [*killed, e.Tell("error", self.verdict.reason), *self._finish(now_us)]
+        grace = f" (SIGKILL after {words.span(self.plan.grace_us)})" if running else ""
+        text = f"{name}: stopping the workers{grace}, then saving the result; once more ends at once"
+        return [e.Tell("info", text), Verdict(STOPPED, f"stopped by {name}", 128 + event.signum)]
+
+    def _end(self, verdict: Verdict, now_us: int) -> list[Any]:
+        """Begin the end, once: the first reason stands, except that a lost job explains why a program failed."""
+        if self.verdict is not None:
+            explains = verdict.state == LOST and self.phase == ENDING
+            if explains:
+                self.verdict = verdict._replace(exit_code=self.verdict.exit_code, whose=self.verdict.whose)
+            return [e.Tell("error", verdict.reason)] if explains else []
+        self.verdict = verdict
+        self.watch.moved(now_us)
+        if self._registered:
+            self.phase = ENDING
+        told = [] if verdict.state == STOPPED else [e.Tell("error", verdict.reason)]
+        signals = self.crew.end()
+        self._kill_us = now_us + self.plan.grace_us
+        return [*told, *signals]
+
+    def _kill(self) -> list[Any]:
+        self._kill_us = None
+        running = self.crew.which(RUNNING)
+        if not running:
+            return []
+        text = f"{words.names([w.number for w in running])} did not end within {words.span(self.plan.grace_us)}: SIGKILL"
+        return [e.Tell("warn", text), *(e.Signal(worker.number, worker.gen, SIGKILL) for worker in running)]
+
+    def _advance(self, now_us: int) -> list[Any]:
+        if self.phase in (CONNECTING, REGISTERING) and self.verdict:
+            # A job that is being registered is waited for, so that it can be ended too.
+            if self._up and any(op == "register" for op, _ in self._asked.values()):
+                return self._wait_a_while(now_us)
+            return self._finish(now_us)
+        if self.phase not in (TRAINING, ENDING):
+            return []
+        held = self.crew.which(HELD)
+        rest = [worker for worker in self.crew.workers if worker.phase not in (ENDED, HELD)]
+        if rest:
+            asleep = self.phase == ENDING and not self.crew.which(RUNNING, MAKING, STARTING)
+            return self._wait_a_while(now_us) if asleep else []
+        if held:
+            text = f"{words.names([worker.number for worker in held])} did not come back, and nobody else is at work"
+            status = held[0].status
+            assert status is not None
+            return self._settle([Verdict(FAILED, text, words.exit_code(status), f"worker {held[0].number}")], now_us)
+        self.verdict = self.verdict or Verdict(FINISHED, "all workers have finished", 0)
+        return self._save(now_us)
+
+    def _wait_a_while(self, now_us: int) -> list[Any]:
+        if self._patience_us is None:
+            self._patience_us = now_us + self.limits.explain_us
+        return []
+
+    def _lose_patience(self, now_us: int) -> list[Any]:
+        """Whoever should give the last word does not: end without it."""
+        self._patience_us = None
+        ops = {op for op, _ in self._asked.values()}
+        text = "; ".join(sorted(words.WAITS[op] for op in ops if op in words.WAITS))
+        out: list[Any] = [e.Tell("warn", f"{text or 'waiting'} for {words.span(self.limits.explain_us)} in vain: ending without")]
+        self._asked.clear()
+        if self.phase != ENDING:
+            return out + self._finish(now_us)
+        for worker in self.crew.workers:
+            if worker.phase not in (ENDED, HELD):
+                out += self.crew.drop(worker)
+        return out
+
+    # -- the result -----------------------------------------------------------------------------------------------------
+
+    def _save(self, now_us: int) -> list[Any]:
+        """Save what was trained, unless there is nothing, or nobody who has it."""
+        assert self.verdict
+        self.phase, self._poll_us, self._kill_us, self._patience_us = SAVING, None, None, None
+        self.watch.moved(now_us)
+        if self.verdict.state == LOST or self.crew.deserted:
+            return self._close(now_us)
+        if not any(worker.pushes for worker in self.crew.workers):
+            text = "nothing was pushed, so there is no result to save"
+            self.crew.warnings.append(text)
+            return [e.Tell("warn", text), *self._close(now_us)]
+        # What a failed run leaves must not be taken for a result, nor cover an earlier one.
+        self._place = f"{self.plan.result}/failed" if self.verdict.state == FAILED else self.plan.result
+        return [e.PrepareResult(self._place)]
+
+    def _on_result_ready(self, event: e.ResultReady, now_us: int) -> list[Any]:
+        if self.phase != SAVING:
+            return []
+        self._scratch = event.scratch
+        return [self._ask("export", dir=event.scratch)]
+
+    def _exported(self, event: e.Answer, now_us: int) -> list[Any]:
+        if self.phase != SAVING:
+            return []
+        if event.code:
+            return self._on_result_failed(e.ResultFailed(self._place, f"{event.code}: {event.text}"), now_us)
+        return [e.PublishResult(self._scratch, self._place, {**self.summary(now_us), "spec": self.plan.spec.to_document()})]
+
+    def _on_result_saved(self, event: e.ResultSaved, now_us: int) -> list[Any]:
+        self.saved, self.files = event.directory, event.files
+        return self._close(now_us) if self.phase == SAVING else []
+
+    def _on_result_failed(self, event: e.ResultFailed, now_us: int) -> list[Any]:
+        """A failed save makes the run fail; a run that failed before keeps its own code."""
+        assert self.verdict
+        if self.phase != SAVING:
+            return []
+        text = f"the result could not be saved in {event.directory}: {event.text}"
+        if self.verdict.exit_code == 0:
+            self.verdict = Verdict(FAILED, text, EX_WORLD)
+        self.crew.warnings.append(text)
+        return [e.Tell("error", text), *self._close(now_us)]
+
+    def _close(self, now_us: int) -> list[Any]:
+        assert self.verdict
+        self.phase = CLOSING
+        if self.crew.deserted:
+            return self._finish(now_us)
+        self._wait_a_while(now_us)
+        state = FAILED if self.verdict.state == LOST else self.verdict.state
+        return [self._ask("end", state=state, reason=self.verdict.reason[:REASON_MAX])]
+
+    def _ended(self, event: e.Answer, now_us: int) -> list[Any]:
+        assert self.verdict
+        quiet = not event.code or self.verdict.state == LOST
+        return [*([] if quiet else [e.Tell("warn", f"the job's end was not noted: {event.text}")]), *self._finish(now_us)]
+
+    def _finish(self, now_us: int) -> list[Any]:
+        assert self.verdict
+        self.phase = DONE
+        return [e.Finish(self.verdict.exit_code, self.summary(now_us))]
+
+    def summary(self, now_us: int) -> dict[str, Any]:
+        """How the run ended: for `--json`, for result.json and for the last lines."""
+        assert self.verdict
+        clocks = {worker.number: worker.clocks for worker in self.crew.workers}
+        return {
+            "job": self.plan.spec.name, "cluster": self.cluster, "state": self.verdict.state, "reason": self.verdict.reason,
+            "exit_code": self.verdict.exit_code, "exit_of": self.verdict.whose,
+            "workers": [worker.to_document() for worker in self.crew.workers],
+            "closed": self.watch.closed, "uneven": words.uneven(clocks), "warnings": list(self.crew.warnings),
+            "result": self.saved, "files": list(self.files), "seconds": (now_us - self._start_us) // 1000 / 1000,
+        }  # fmt: skip
+
+    # -- watching -------------------------------------------------------------------------------------------------------
+
+    def _poll(self, now_us: int) -> list[Any]:
+        self._poll_us = now_us + self.limits.watch_us
+        asked = any(op == "standing" for op, _ in self._asked.values())
+        return [] if asked or not self._up else [self._ask("standing")]
+
+    def _stood(self, event: e.Answer, now_us: int) -> list[Any]:
+        if event.code:
+            return []
+        for number in self.watch.take(event.fields, now_us):
+            if number < len(self.crew.workers):
+                worker = self.crew.workers[number]
+                worker.moved_us, worker.clocks = now_us, max(worker.clocks, self.watch.clocks[number])
+        clocks = {worker.number: worker.clocks for worker in self.crew.workers}
+        restarts = sum(worker.restarts for worker in self.crew.workers)
+        return [e.Show(e.Picture(clocks, self.watch.closed, restarts, len(self.crew.which(RUNNING))))]
+
+    def _explain(self, now_us: int) -> list[Any]:
+        """Say what everybody waits for.  In training, look at the slowest workers first."""
+        waited = words.span(self.watch.waited_us(now_us))
+        if not self._up:
+            return [e.Tell("info", f"waiting for the agent since {waited}")]
+        running = self.crew.which(RUNNING)
+        if self.phase == ENDING and running:
+            return [e.Tell("info", f"waiting for {words.names([worker.number for worker in running])} to end")]
+        ops = {op for op, _ in self._asked.values() if op in words.WAITS}
+        if self.phase == TRAINING and running and not ops:
+            awaited = [worker for worker in running if worker.number in self.watch.waiting] or running
+            slowest = min(worker.clocks for worker in awaited)
+            looked = [worker for worker in awaited if worker.clocks == slowest][:LOOKED_MAX]
+            self._looks = {worker.number for worker in looked}
+            return [e.Look(worker.number, worker.gen) for worker in looked]
+        return [e.Tell("info", f"{words.WAITS[op]} since {waited}") for op in sorted(ops)]
+
+    def _on_looked(self, event: e.Looked, now_us: int) -> list[Any]:
+        worker = self.crew.workers[event.worker]
+        if worker.number not in self._looks or worker.phase != RUNNING or worker.gen != event.gen:
+            return []
+        self._looks.discard(worker.number)
+        silent_us = now_us - worker.moved_us
+        text = words.wait_line(
+            self.plan.spec.name, worker.clocks, worker.number, silent_us, event.spoke, event.state, worker.pid
+        )  # fmt: skip
+        return [e.Tell("info", text)]
+
+    def _ask(self, op: str, worker: int = -1, **fields: Any) -> e.Ask:
+        self._number += 1
+        self._asked[self._number] = (op, worker)
+        named: dict[str, Any] = {} if op == "register" else {"job": self.plan.spec.name}
+        if worker >= 0:
+            named["worker"] = worker
+        return e.Ask(self._number, op, {**named, **fields})

@@ -1,0 +1,199 @@
+"""Sentences of the launcher: what a run will do, what it waits for, how it failed, how it ended.  Pure functions.
+
+They take plain values and return text, so that the log, the terminal and the tests read the same words.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+
+from ..core.clock import ASP
+from ..core.table import OPTIMIZERS, TableSpec
+from .plan import RunPlan
+
+NAMED_MAX = 8
+SIGNALS = {
+    1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL",
+    10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM", 24: "SIGXCPU", 25: "SIGXFSZ",
+    31: "SIGSYS",
+}  # fmt: skip
+_CRASHES = (-4, -6, -7, -8, -11)
+#: What the launcher waits for while the agent has not answered.
+WAITS = {
+    "register": "waiting for a master to register the job",
+    "attach": "waiting for a master to admit the workers",
+    "opened": "waiting for the agent to open the channels",
+    "exited": "waiting for the agent to close the channels",
+    "export": "waiting for the tables' values",
+    "end": "waiting for a master to note the job's end",
+}
+
+
+def names(workers: Sequence[int]) -> str:
+    """`worker 3`, `workers 0, 2`, `workers 0, 1, ... (12 in all)`."""
+    if len(workers) == 1:
+        return f"worker {workers[0]}"
+    if len(workers) <= NAMED_MAX:
+        return "workers " + ", ".join(map(str, workers))
+    return "workers " + ", ".join(map(str, workers[:NAMED_MAX])) + f", ... ({len(workers)} in all)"
+
+
+def count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}" + ("" if number == 1 else "s")
+
+
+def amount(nbytes: int) -> str:
+    """Bytes for a reader: exact when small, else in binary units."""
+    if nbytes < 10_000:
+        return f"{nbytes:,} bytes"
+    value, units = float(nbytes), ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"]
+    unit = "bytes"
+    while value >= 1024 and units:
+        value, unit = value / 1024, units.pop(0)
+    return f"{value:.1f} {unit}"
+
+
+def span(us: int) -> str:
+    """A duration for a reader."""
+    seconds = us // 1_000_000
+    if seconds < 120:
+        return f"{seconds} s"
+    if seconds < 7_200:
+        return f"{seconds // 60} min"
+    return f"{seconds // 3_600} h {seconds % 3_600 // 60} min"
+
+
+def command_line(words: Sequence[str], limit: int = 200) -> str:
+    """A command as one would type it, cut when very long; unprintable bytes are shown as `\\ufffd`."""
+    text = " ".join(shlex.quote(word) for word in words)
+    text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace").replace("\n", "\\n")
+    return text if len(text) <= limit else text[:limit] + " ..."
+
+
+def signal_name(signum: int) -> str:
+    return SIGNALS.get(signum, f"signal {signum}")
+
+
+def ending(status: int) -> str:
+    """How a process ended: `exit code 3`, `killed by SIGSEGV`."""
+    return f"exit code {status}" if status >= 0 else f"killed by {signal_name(-status)}"
+
+
+def exit_code(status: int) -> int:
+    """Exit code of the run for a worker's status: its own, or 128 + the signal."""
+    return status if status >= 0 else 128 - status
+
+
+# -- before the start -------------------------------------------------------------------------------------------------
+
+
+def step_line(plan: RunPlan) -> str:
+    """What a step means, once, at the start: mean or sum, and the learning rate as it is used."""
+    spec = plan.spec
+    combines = sorted({spec.combine_of(table) for table in spec.tables})
+    pushes = count(spec.workers, "push").replace("pushs", "pushes")
+    asp = all(spec.consistency_of(table).model == ASP for table in spec.tables)
+    if combines == ["mean"]:
+        meaning = f"each push steps by 1/{spec.workers} of itself" if asp else f"each step averages {pushes}"
+    elif combines == ["sum"]:
+        meaning = "each push steps as it is" if asp else f"each step sums {pushes}"
+    else:
+        means = [table.name for table in spec.tables if spec.combine_of(table) == "mean"]
+        meaning = f"mean for {', '.join(means)}, sum for the others"
+    rates = sorted({table.setting("lr") for table in spec.tables if "lr" in OPTIMIZERS[table.optimizer]})
+    words = ""
+    if rates:
+        shown = ", ".join(f"{rate:g}" for rate in rates)
+        linear = ", ".join(f"{rate * spec.workers:g}" for rate in rates)
+        words = f"; lr {shown} unchanged" + (f" (linear rule: {linear})" if spec.workers > 1 and combines == ["mean"] else "")
+    return f"{count(spec.workers, 'worker')}, {meaning}{words}"
+
+
+def owner_line(table: TableSpec, combine: str) -> str:
+    """Who owns the step of a table, and so what its programs push."""
+    shape = "x".join(map(str, table.shape))
+    head = f"table {table.name}: {shape} {table.dtype}, order {table.order}, init {table.init}, {combine}, {table.optimizer}"
+    if table.optimizer == "sgd":
+        return f"{head} lr={table.setting('lr'):g}: push gradients; the servers own the step, the program's own lr is not used"
+    if table.optimizer == "add":
+        return f"{head}: push finished steps (new - old) or counts; the program owns the step"
+    return f"{head}: push whole values, which take the place of the old ones"
+
+
+def reproducible_line(plan: RunPlan) -> str:
+    models = {plan.spec.consistency_of(table).model for table in plan.spec.tables}
+    if models == {"bsp"}:
+        return "bsp: the same seed and number of workers give the same bits again"
+    return f"{plan.spec.consistency}: two runs differ in the last digits (only bsp gives the same bits again)"
+
+
+# -- waits ------------------------------------------------------------------------------------------------------------
+
+
+def wait_line(job: str, clock: int, worker: int, silent_us: int, spoke: bool, state: str, pid: int) -> str:
+    """Why the clock does not close: one sentence about one worker."""
+    head = f"clock {clock}: waiting for worker {worker}"
+    if state in ("T", "t"):
+        return f"{head}, which is stopped by a signal (kill -CONT {pid} lets it go on)"
+    if not spoke:
+        return (
+            f"{head}, which has not said hello for {span(silent_us)}: its program (pid {pid}) has not touched its channel. "
+            f"If it is not to take part, unplug it: plugml channel --close {job}.{worker}"
+        )
+    return f"{head}, last seen {span(silent_us)} ago"
+
+
+# -- failures and the end ---------------------------------------------------------------------------------------------
+
+
+def failure_lines(
+    worker: int, host: str, command: Sequence[str], status: int, gen: int, clock: int, tail: Sequence[str], last_error: str, log: str
+) -> str:
+    """Everything that a person needs about a program that failed."""
+    lines = [f"worker {worker} on {host} failed: {ending(status)}, generation {gen}, at clock {clock}"]
+    lines.append(f"  command: {command_line(command)}")
+    if last_error:
+        lines.append(f"  its last error from plugml: {last_error}")
+    if tail:
+        lines.append("  its last lines:")
+        lines += [f"    {line}" for line in tail]
+    else:
+        lines.append("  it printed nothing")
+    lines.append(f"  whole output: {log}")
+    lines.append(f"  try: {hint(status)}")
+    return "\n".join(lines)
+
+
+def hint(status: int) -> str:
+    """What to try after such an end."""
+    if status == 127:
+        return "127 is a shell's word for a command that was not found: check the path inside the script"
+    if status == 126:
+        return "126 is a shell's word for a file that is not executable: chmod +x it"
+    if status == 137:
+        return "137 is a shell's word for SIGKILL: was memory short? (dmesg tells) fewer workers need less"
+    if status == -9:
+        return "was memory short? (dmesg tells) fewer workers need less"
+    if status in _CRASHES:
+        return "run the same command alone, without plugml run, under a debugger: it runs unplugged there"
+    return "run the same command alone, without plugml run: it runs unplugged there"
+
+
+def uneven(clocks: Mapping[int, int]) -> str:
+    """Workers that did another number of clocks than most, or "": a short run must not pass for a full one.
+
+    >>> uneven({0: 10, 1: 3, 2: 10})
+    'worker 1: 3 clocks, others 10'
+    """
+    counts = list(clocks.values())
+    if len(set(counts)) < 2:
+        return ""
+    usual = max(sorted(set(counts), reverse=True), key=counts.count)
+    odd = [f"worker {worker}: {count(number, 'clock')}" for worker, number in sorted(clocks.items()) if number != usual]
+    more = f", and {len(odd) - NAMED_MAX} more" if len(odd) > NAMED_MAX else ""
+    return ", ".join(odd[:NAMED_MAX]) + more + f", others {usual}"
+
+
+def joined(parts: Iterable[str]) -> str:
+    return "; ".join(part for part in parts if part)

@@ -1,0 +1,40 @@
+"""One worker as the launcher sees it: where it is between `attach` and its end, and what is known of it.  Data only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: A worker's way.  LEAVING: the program has ended and the agent is told.  HELD: dead, still a member, nobody restarts it.
+IDLE, ATTACHING, MAKING, OPENING, STARTING, RUNNING, LEAVING, HELD, ENDED = (
+    "idle", "attaching", "making", "opening", "starting", "running", "leaving", "held", "ended",
+)  # fmt: skip
+PHASES = (IDLE, ATTACHING, MAKING, OPENING, STARTING, RUNNING, LEAVING, HELD, ENDED)
+#: Phases in which a channel's directory is ours.
+WITH_CHANNEL = (OPENING, STARTING, RUNNING, LEAVING)
+
+
+@dataclass(slots=True)
+class Worker:
+    """Counts are those of the whole run, over all generations."""
+
+    number: int
+    phase: str = IDLE
+    gen: int = 0
+    pid: int = 0
+    start_clock: int = 0  # of this generation
+    started_us: int = 0
+    moved_us: int = 0  # its clock was last seen to grow
+    clocks: int = 0
+    pushes: int = 0
+    restarts: int = 0
+    status: int | None = None  # of the last program that ended
+    outcome: str = ""  # finished | lost | failed | stopped, once it is decided
+    how: str = ""  # what the agent was told
+    tail: tuple[str, ...] = ()
+    last_error: str = ""
+
+    def to_document(self) -> dict[str, object]:
+        return {
+            "worker": self.number, "outcome": self.outcome, "clocks": self.clocks, "pushes": self.pushes,
+            "restarts": self.restarts, "generation": self.gen, "status": self.status, "last_error": self.last_error,
+        }  # fmt: skip

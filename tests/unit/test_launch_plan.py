@@ -1,0 +1,176 @@
+"""job.toml and flags become a plan, or one clear sentence."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import pytest
+
+from plugml.core.errors import UsageError
+from plugml.launch import words
+from plugml.launch.jobfile import parse_table, split_command
+from plugml.launch.plan import RunPlan, default_name, make_plan
+
+TOML = """
+[job]
+name = "digits"
+workers = 8
+command = "./trainer 'my data.csv' {worker}"
+consistency = "bsp"
+lr = 0.1
+
+[[table]]
+name = "w"
+shape = [10, 64]
+dtype = "f64"
+
+[[table]]
+name = "count"
+shape = 3
+dtype = "i64"
+optimizer = "add"
+
+[result]
+dir = "out/{job}"
+"""
+
+
+def plan(text: str = "", **flags: Any) -> RunPlan:
+    if "tables" not in flags and "[[table]]" not in text:
+        flags["tables"] = ["w=4"]
+    if "argv" not in flags and "command" not in text and "worker" not in flags:
+        flags["argv"] = ["./t"]
+    return make_plan(tomllib.loads(text), "job.toml", flags, "/work dir")
+
+
+def refused(text: str = "", **flags: Any) -> str:
+    with pytest.raises(UsageError) as caught:
+        plan(text, **flags)
+    return str(caught.value)
+
+
+def test_a_file_alone_describes_a_run() -> None:
+    made = plan(TOML)
+    assert made.spec.name == "digits" and made.workers == 8 and made.name_given
+    assert made.result == "/work dir/out/digits"
+    assert made.arguments(3) == ["./trainer", "my data.csv", "3"]
+    assert [table.settings for table in made.spec.tables] == [{"lr": 0.1}, {}]
+    assert made.spec.tables[0].shape == (10, 64) and made.spec.tables[1].shape == (3,)
+
+
+def test_a_flag_wins_over_the_same_key_of_the_file() -> None:
+    made = plan(TOML, workers=2, seed=7, name="other", result="/elsewhere")
+    assert (made.workers, made.spec.seed, made.spec.name, made.result) == (2, 7, "other", "/elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "says"),
+    [
+        ("[job]\nconsistancy = 'bsp'", {}, "did you mean 'consistency'?"),
+        ("[jobs]\nname = 'x'", {}, "did you mean 'job'?"),
+        ("[[table]]\nname = 'w'\nshape = [3]\noptimiser = 'sgd'", {}, "did you mean 'optimizer'?"),
+        ("[[worker]]\ncomand = './t'", {}, "did you mean 'command'?"),
+        ("[result]\ndirectory = 'x'", {}, "unknown key 'directory'; known are dir"),
+        ("", {"tables": ["w=3,lrr=1"]}, "did you mean 'lr'?"),
+        ("[job]\nworkers = '4'", {}, "workers = '4' is not a whole number"),
+        ("[job]\nworkers = true", {}, "workers = True is not a whole number"),
+        ("[job]\nworkers = 0", {}, "from 1 to"),
+        ("table = 3", {}, "two brackets"),
+        ("[[job]]\nname = 'x'", {}, "one section"),
+        ("", {"tables": ["w"]}, "NAME=SHAPE"),
+        ("", {"tables": ["w=10x64"]}, "write 10,64"),
+        ("", {"tables": ["w=0"]}, "from 1 on"),
+        ("", {"tables": ["w=-3"]}, "no whole number"),
+        ("", {"tables": ["w=3:f16"]}, "f16"),
+        ("", {"tables": ["w=3,lr=fast"]}, "no number"),
+        ("", {"tables": ["w=3,lr=nan"]}, "not finite"),
+        ("", {"tables": ["w=3,lr=1,lr=2"]}, "twice"),
+        ("", {"tables": ["w=3", "w=4"]}, "two tables are called 'w'"),
+        ("[[table]]\nname = 'w'\nshape = 3", {"tables": ["w=4"]}, "'w' is described in job.toml and by --table; keep one"),
+        ("[[table]]\nname = 'w'\nshape = 3\nlr = 0.5", {"lr": 0.1}, "lr = 0.5 and the job says 0.1"),
+        ("", {"tables": ["w=3"], "optimizer": "add", "lr": 0.1}, "used by no table"),
+        ("", {"tables": ["w=3,init=file"]}, "needs path="),
+        ("", {"tables": ["w=3,scale=2"]}, "init=zeros does not use scale"),
+        ("", {"tables": []}, "has no table"),
+        ("", {"argv": []}, "nothing to run"),
+        ("", {"worker": ["./a"], "argv": ["./b"]}, "given twice"),
+        ("[job]\ncommand = './a'\n[[worker]]\ncommand = './b'", {}, "keep one"),
+        ("[[worker]]\ncommand = './b'\ncount = 3", {"workers": 2}, "workers = 2, but 3 are described"),
+        ("", {"worker": ["'open"]}, "cannot be split"),
+        ("", {"worker": [""]}, "empty"),
+        ("", {"cluster": "c", "servers": 2}, "has its servers already"),
+        ("", {"servers": 0}, "servers = 0"),
+        ("", {"grace": -1.0}, "grace"),
+        ("", {"ok_exit": [300]}, "no exit code"),
+        ("", {"env": ["1A=2"]}, "NAME=VALUE"),
+        ("", {"env": ["tensorflow"]}, "NAME=VALUE"),
+        ("", {"name": "a/b"}, "job name 'a/b'"),
+        ("", {"on_worker_loss": "shrunk"}, "did you mean 'shrink'?"),
+        ("", {"consistency": "bps"}, "use bsp, asp or ssp:N"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_sentence(text: str, flags: dict[str, Any], says: str) -> None:
+    assert says in refused(text, **flags)
+
+
+def test_only_the_documented_braces_are_replaced() -> None:
+    argv = ["./t", "", "a b", "it's", "x&y", "*", "$HOME", "{worker}", '{"k": 1}', "\n", "{workers}/{seed}", "{out}", "{data}", "{}"]
+    made = plan(argv=argv, workers=3)
+    got = made.arguments(2)
+    assert got[1:7] == argv[1:7] and got[8:10] == argv[8:10]
+    assert got[7] == "2" and got[10] == f"3/{made.seed(2)}" and got[11] == "/work dir/plugml-runs/t/w2" and got[12:] == ["{data}", "{}"]
+    assert any("{data}" in note for note in made.notes)
+    assert made.seed(0) != made.seed(1)
+
+
+def test_workers_may_differ() -> None:
+    made = plan(worker=["./a 1", "./b 'x y'"], workers=2)
+    assert made.commands == (("./a", "1"), ("./b", "x y"))
+    made = plan("[[worker]]\ncommand = ['./a', '']\n[[worker]]\ncommand = './b'\ncount = 2")
+    assert made.commands == (("./a", ""), ("./b",), ("./b",))
+    made = plan("[[worker]]\ncommand = './b'\ncount = 2", argv=["./c"], workers=1)
+    assert made.commands == (("./c",),), "the command line as a whole wins over the file"
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["./trainer", "x"], "trainer"),
+        (["python3.11", "-u", "my train.py"], "my_train"),
+        (["Rscript", "dir/fit.R"], "fit"),
+        (["sh", "-c", "cd x; ./t.sh"], "sh"),
+        (["sh", "-c", "exit 3"], "sh"),
+        (["/usr/bin/env", "python"], "env"),
+        (["..."], "job"),
+        (["ä'$x;"], "___x_"),
+        (["x" * 200], "x" * 40),
+    ],
+)
+def test_the_command_names_the_job(command: list[str], name: str) -> None:
+    assert default_name(command) == name
+
+
+def test_tables_on_the_command_line() -> None:
+    assert parse_table("w=10,64:f64,lr=0.5,order=F") == {"name": "w", "shape": [10, 64], "dtype": "f64", "lr": 0.5, "order": "F"}
+    assert split_command("./t 'a b' $HOME *", "x") == ["./t", "a b", "$HOME", "*"]
+    made = plan(tables=["w=3,lr=0.5", "b=2"], lr=0.1)
+    assert [table.setting("lr") for table in made.spec.tables] == [0.5, 0.1]
+    made = plan(tables=["w=3,init=file,path=w.bin"])
+    assert made.spec.tables[0].init_settings == {"path": "/work dir/w.bin"}
+
+
+def test_the_start_says_what_a_step_means() -> None:
+    assert words.step_line(plan(workers=8, lr=0.1)) == "8 workers, each step averages 8 pushes; lr 0.1 unchanged (linear rule: 0.8)"
+    assert words.step_line(plan(workers=2, lr=0.1, combine="sum")) == "2 workers, each step sums 2 pushes; lr 0.1 unchanged"
+    assert "steps by 1/4" in words.step_line(plan(workers=4, consistency="asp"))
+    assert words.step_line(plan(tables=["n=3:i64,optimizer=add"])) == "1 worker, each step sums 1 push"
+    spec = plan(tables=["w=3", "d=3,optimizer=add", "a=2,optimizer=assign"]).spec
+    lines = [words.owner_line(table, spec.combine_of(table)) for table in spec.tables]
+    assert "own lr is not used" in lines[0] and "program owns the step" in lines[1] and "whole values" in lines[2]
+
+
+def test_uneven_clocks_are_named() -> None:
+    assert words.uneven({0: 10, 1: 3, 2: 10}) == "worker 1: 3 clocks, others 10"
+    assert words.uneven({0: 10, 1: 10}) == ""
+    assert words.uneven({0: 1, 1: 10}) == "worker 0: 1 clock, others 10"
