@@ -1,6 +1,7 @@
-"""`python -m plugml.shm_protocol.generate [--check]`: the C header of the channel, made from the one table in `page.py`.
+"""`python -m plugml.shm_protocol.generate [--check]`: the C header and the tables of SPEC.md, made from `page.py` and the codes.
 
-Writes clients/c/plugml_shm.h; with --check it only compares, and ends with 1 if the file is out of date.
+Writes clients/c/plugml_shm.h and what stands between the marks in SPEC.md; with --check it only compares, and ends with
+1 if a file is out of date.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from . import page
 from .info import VERSION
 
 HEADER = Path(__file__).resolve().parents[1] / "clients" / "c" / "plugml_shm.h"
+SPEC = Path(__file__).resolve().parent / "SPEC.md"
 
 _C_TYPES = {
     "c": "char", "B": "uint8_t", "H": "uint16_t", "I": "uint32_t", "i": "int32_t", "Q": "uint64_t", "q": "int64_t",
@@ -114,15 +116,48 @@ def _asserts() -> list[str]:
     return lines
 
 
+def spec_text(text: str) -> str:
+    """SPEC.md with its three tables made anew, each between a begin and an end mark."""
+    for name, rows in (("layout", _spec_layout()), ("counters", _spec_counters()), ("codes", _spec_codes())):
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        before, _begin, rest = text.partition(begin)
+        _old, _end, after = rest.partition(end)
+        text = before + begin + "\n".join(rows) + "\n" + end + after
+    return text
+
+
+def _spec_layout() -> list[str]:
+    rows = ["| at | type | name | meaning |", "|---|---|---|---|"]
+    for field in page.FIELDS:
+        kind = _C_TYPES[field.code].removesuffix("_t") + (f"[{field.length}]" if field.length > 1 else "")
+        rows.append(f"| {field.offset:#05x} | {kind} | `{field.name}` | {field.about} |")
+    return rows
+
+
+def _spec_counters() -> list[str]:
+    rows = ["| index | name | counts |", "|---|---|---|"]
+    return rows + [f"| {number} | `{name}` | {about} |" for number, (name, about) in enumerate(page.COUNTER_NAMES)]
+
+
+def _spec_codes() -> list[str]:
+    rows = ["| number | code | what happened | what to do |", "|---|---|---|---|"]
+    for code, meaning in MEANINGS.items():
+        if code is not Code.OK:
+            rows.append(f"| {int(code)} | `{code.name}` | {meaning.happened} | {meaning.remedy} |")
+    return rows
+
+
 def main(arguments: list[str]) -> int:
-    text = header_text()
-    if "--check" in arguments:
-        if HEADER.is_file() and HEADER.read_text() == text:
-            return 0
-        print(f"{HEADER} is out of date: run python -m plugml.shm_protocol.generate", file=sys.stderr)
-        return 1
-    HEADER.write_text(text)
-    return 0
+    outdated = 0
+    for path, text in ((HEADER, header_text()), (SPEC, spec_text(SPEC.read_text()))):
+        if path.is_file() and path.read_text() == text:
+            continue
+        if "--check" in arguments:
+            print(f"{path} is out of date: run python -m plugml.shm_protocol.generate", file=sys.stderr)
+            outdated = 1
+        else:
+            path.write_text(text)
+    return outdated
 
 
 if __name__ == "__main__":

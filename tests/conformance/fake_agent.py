@@ -364,8 +364,7 @@ class FakeAgent:
             store(lambda: None)  # an effect of its own: the servers have it
             if request.verb in ("step", "clock"):
                 server.tick(worker, seq, request.clock)
-            wanted = request.clock + (request.verb == "step")
-            while request.verb in ("step", "pull", "pushpull") and not server.ready(wanted):
+            while request.verb in ("step", "pull", "pushpull") and not server.ready(server.finished[worker]):
                 yield None
             if request.pulls:
                 self._write_values(worker, channel, request, seq)
