@@ -221,7 +221,10 @@ class Leave(NamedTuple):
 
 
 class StandingAsk(NamedTuple):
-    """How does the clock stand?  Asked every `poll_us` while somebody waits, in case a notice was lost."""
+    """How does the clock stand?  Asked every `poll_us` while somebody waits, in case a notice was lost.
+
+    Asked for worker NOBODY it is answered by a notice to the asker alone.
+    """
 
     job: int
     epoch: int
@@ -250,6 +253,7 @@ class Standing(NamedTuple):
     initialised: int
     stop_clock: int  # -1 = no stop rule has fired
     waiting: tuple[int, ...]
+    end: int = -1  # first clock that `worker` takes no part in; -1 = it is a member: how it knows that its Leave was heard
 
 
 class ClaimAsk(NamedTuple):
