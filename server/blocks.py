@@ -1,0 +1,167 @@
+"""The blocks of one range: reads payloads into them, makes steps beside the visible values, shows them to pulls.
+
+Whatever cannot be taken raises `RequestError` and leaves no trace.  Knows neither streams nor clocks nor the log.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+
+from ..core.errors import Code, RequestError
+from ..core.job import JobSpec
+from ..core.jobmap import Piece
+from ..core.table import DTYPE_NAMES
+from ..wire.messages import BLOCK, BY_VALUE, Segment
+from .memory import Memory
+from .optimizers import Mix
+from .place import Array, Items, Parts, Place
+
+Scalars = dict[int, tuple[float, ...]]  # of one entry's steps, by table
+
+
+class Blocks:
+    def __init__(self, job: JobSpec, number: int, pieces: Sequence[Piece], memory: Memory) -> None:
+        self.number = number
+        self.places = {(piece.table, piece.block.number): Place(job, piece) for piece in pieces}
+        self.nbytes = sum(place.nbytes for place in self.places.values())
+        self.any_staged = any(place.staged for place in self.places.values())
+        self._memory = memory
+
+    # -- messages
+
+    def read(self, segments: Sequence[Segment], payload: Sequence[Any]) -> Items:
+        """Blocks and the numbers for them, as views of the received frames."""
+        if len(payload) != len(segments):
+            raise RequestError(Code.SIZE, f"{len(payload)} payloads for {len(segments)} segments")
+        items: Items = []
+        for segment, buffer in zip(segments, payload):
+            place = self.place(segment)
+            if segment != place.segment:
+                raise RequestError(Code.SIZE, _mismatch(place, segment))
+            if memoryview(buffer).nbytes != place.nbytes:
+                raise RequestError(Code.SIZE, f"a payload of {memoryview(buffer).nbytes} bytes for {place}, which has {place.nbytes}")
+            items.append((place, np.frombuffer(buffer, place.dtype)))
+        if len(items) > 1 and len({(place.table, place.block.number) for place, _ in items}) != len(items):
+            raise RequestError(Code.RANGE, "a block comes twice in one message")
+        return items
+
+    def show(self, segments: Sequence[Segment]) -> tuple[tuple[Segment, ...], tuple[Array, ...]]:
+        """The visible values by reference: whoever replaces them leaves these arrays alone until they are sent."""
+        places = [self.place(segment) for segment in segments]
+        try:
+            payload = tuple(self._memory.show(place.current(self._memory)) for place in places)
+        except MemoryError:
+            raise _no_memory(places) from None
+        return tuple(place.segment for place in places), payload
+
+    def place(self, segment: Segment) -> Place:
+        place = self.places.get((segment.table, segment.block))
+        if place is None:
+            raise RequestError(Code.RANGE, f"range {self.number} has no block {segment.block} of table {segment.table}")
+        return place
+
+    # -- steps, beside the visible values
+
+    def stepped(self, items: Items, scalars: Scalars) -> Items:
+        """What the blocks will hold after one push."""
+        new: Items = []
+        for place, array in items:
+            values = self._step(place, Mix.sum_of((array,)), scalars[place.table], new)
+            if values is None:
+                self.take_back(new)
+                raise RequestError(Code.NONFINITE, f"the step of {place} leaves the range of {place.spec.dtype}")
+            new.append((place, values))
+        return new
+
+    def closed(self, plan: dict[Place, Parts], totals: dict[int, float]) -> Items:
+        """What the blocks will hold after a close; `totals` are the weights of all members, by table."""
+        new: Items = []
+        for place, parts in plan.items():
+            mix = _mix(place, parts, totals)
+            if mix is None:
+                continue  # nobody weighs anything
+            values = self._step(place, mix, place.scalars, new)
+            if values is None:
+                self.take_back(new)
+                raise RequestError(Code.NONFINITE, _overflow(place, parts))
+            new.append((place, values))
+        return new
+
+    def offered(self, items: Items) -> Items:
+        """What the blocks will hold after an offer of first values, which has to name every block that waits for them."""
+        named = {(place.table, place.block.number) for place, _ in items}
+        for key, place in self.places.items():
+            if place.spec.init == "program" and key not in named:
+                raise RequestError(Code.SIZE, f"{place} is missing among the first values")
+        for place, array in items:
+            if place.spec.init not in ("program", "file"):
+                raise RequestError(Code.RANGE, f"table {place.spec.name!r} has init={place.spec.init} and takes no first values")
+            if place.dtype.kind == "f" and not np.isfinite(array).all():
+                raise RequestError(Code.NONFINITE, f"the first values of {place} hold NaN or infinity")
+        new: Items = []
+        for place, array in items:
+            try:
+                values = self._memory.take(place.dtype, array.size)
+            except MemoryError:
+                self.take_back(new)
+                raise _no_memory((place,)) from None
+            np.copyto(values, array)
+            new.append((place, values))
+        return new
+
+    def replace(self, items: Items) -> None:
+        """Make new values visible."""
+        for place, values in items:
+            place.replace(values, self._memory)
+
+    def take_back(self, items: Items) -> None:
+        """They will never be visible."""
+        for _, values in items:
+            self._memory.give(values)
+
+    def _step(self, place: Place, mix: Mix, scalars: tuple[float, ...], done: Items) -> Array | None:
+        try:
+            return place.stepped(mix, scalars, self._memory)
+        except MemoryError:
+            self.take_back(done)
+            raise _no_memory((place,)) from None
+
+    def digest(self) -> int:
+        total = 0
+        for key in sorted(self.places):
+            values = self.places[key].values
+            if values is not None:
+                total = crc32(values.data, total)
+        return total
+
+
+def _mix(place: Place, parts: Parts, totals: dict[int, float]) -> Mix | None:
+    if not place.mean:
+        return Mix.sum_of(parts.arrays)
+    total = totals.get(place.table, math.fsum(parts.weights))
+    return Mix.mean_of(parts.arrays, parts.weights, total)
+
+
+def _mismatch(place: Place, segment: Segment) -> str:
+    if segment.kind != BLOCK or segment.carry != BY_VALUE:
+        return f"{place} is dense and comes by value (kind {segment.kind}, carry {segment.carry})"
+    own = place.segment
+    found = f"{segment.elements} of {DTYPE_NAMES.get(segment.dtype, '?')}"
+    return f"{place} has {own.elements} elements of {place.spec.dtype}, not {found}"
+
+
+def _overflow(place: Place, parts: Parts) -> str:
+    bad = sum(1 for array in parts.arrays if place.dtype.kind == "f" and not np.isfinite(array).all())
+    if bad:
+        return f"{bad} of {len(parts.arrays)} pushes to {place} hold NaN or infinity"
+    return f"the step of {place} leaves the range of {place.spec.dtype}; try a smaller learning rate or dtype f64"
+
+
+def _no_memory(places: Iterable[Place]) -> RequestError:
+    names = ", ".join(sorted({repr(place.spec.name) for place in places}))
+    return RequestError(Code.NOSPC, f"the server has no memory left for table {names}; add servers or make it smaller")

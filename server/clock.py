@@ -1,0 +1,287 @@
+"""The clock of one job: who has finished which iteration, when a clock closes, who gives the first values.
+
+    Join, Tick, Leave, StandingAsk  ->  Standing          to the agent that spoke
+    every member has finished c     ->  Close(c)          to every server of the job, until all ranges acked (BSP)
+    slowest, closed, members ...    ->  Standing          to every other agent, as a notice
+    membership changes              ->  Roster            to every server of the job, until all ranges acked
+
+Closes are decided once, in order, with the incarnation that ticked.  Owns membership, ticks and the claim on first
+values.  Refuses to know values, pushes, and how many agents there will be.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+from zlib import crc32
+
+from ..core.clock import BSP
+from ..core.effects import Send
+from ..core.errors import Code, PeerError
+from ..core.job import JobSpec
+from ..core.limits import Limits
+from ..wire import messages as m
+from .members import Member, Members
+from .outbox import Outbox
+
+WAITING_MAX = 16
+WEIGHT_MAX = 2.0**53 * 4096
+
+Weights = tuple[tuple[int, float], ...]
+
+
+class ClockMachine:
+    """Every message of a stream is harmless when it comes again, and refused when the stream has a successor."""
+
+    def __init__(self, job: int, number: int, spec: JobSpec, limits: Limits, epoch: int, token: int) -> None:
+        self.job, self.number = job, number  # number of the range that the clock belongs to
+        self.epoch, self.token = epoch, token
+        self.members = Members(spec.workers)
+        self.outbox = Outbox(limits)
+        self.closed = 0  # clocks decided so far
+        self.initialised = 0  # claim whose first values are complete
+        self.stop_clock = -1
+        self._limits = limits
+        self._workers_max = limits.workers_max
+        self._closes = any(spec.consistency_of(table).model == BSP for table in spec.tables)
+        self._tables = len(spec.tables)
+        self._offers = any(table.init in ("program", "file") for table in spec.tables)
+        self._ticks: dict[int, dict[int, tuple[int, Weights]]] = {}  # clock -> worker -> (gen that ticked, weights)
+        self._claim = 0  # number of the last claim
+        self._claimer: tuple[int, int] | None = None  # the stream that holds it
+        self._agents: dict[str, None] = {}  # nodes that speak for somebody
+
+    def place(self, owners: dict[int, str], epoch: int, token: int) -> None:
+        """A map: where each range of the job lies."""
+        self.epoch, self.token = epoch, token
+        self.outbox.place(owners)
+
+    # -- surface of a machine
+
+    def on_message(self, sender: str, message: Any, now_us: int) -> list[Any]:
+        if isinstance(message, m.CloseAck):
+            self.outbox.on_close_ack(sender, message, now_us)
+            return []
+        if isinstance(message, m.RosterAck):
+            self.outbox.on_roster_ack(sender, message, now_us)
+            return []
+
+        before = self._notice()
+        roster = self.members.number
+        answer = _HANDLERS[type(message)](self, sender, message)
+        effects = self._close_what_is_done(now_us)
+        if self.members.number != roster:
+            effects += self.outbox.roster(self._roster(), now_us)
+        if isinstance(answer, Member):
+            effects.append(Send(sender, self._standing(answer)))
+        elif answer is not None:
+            effects.append(Send(sender, answer))
+        if self._notice() != before:
+            told = sender if isinstance(answer, Member) else ""
+            notice = self._standing(None)
+            effects += [Send(agent, notice) for agent in self._agents if agent != told]
+        return effects
+
+    def on_time(self, now_us: int) -> list[Any]:
+        if self.outbox.due_us is None or now_us < self.outbox.due_us:
+            return []
+        return list(self.outbox.resend(self.epoch, self.token, now_us))
+
+    def deadline_us(self) -> int | None:
+        return self.outbox.due_us
+
+    # -- streams.  Each answers the member whose Standing is due, or a message, or None for silence.
+
+    def _on_join(self, sender: str, join: m.Join) -> Member | m.Refuse:
+        """The stream exists; lower incarnations are fenced from here on."""
+        if not 0 <= join.worker < self._workers_max:
+            return self._refuse(join, Code.RANGE, f"worker {join.worker}; from 0 to {self._workers_max - 1}")
+        member = self.members.get(join.worker)
+        if member is not None and join.gen < member.gen:
+            return self._fenced(join, member)
+        if member is not None and join.gen == member.gen:
+            self._speaks(sender, member)
+            return member
+        return self._joined(sender, join.worker, join.gen)
+
+    def _on_tick(self, sender: str, tick: m.Tick) -> Member | m.Refuse | None:
+        """The worker has finished exactly its next clock.  Raises `PeerError`, and then nothing has changed."""
+        weights = self._weights(tick.weights)
+        member = self._stream(sender, tick)
+        if not isinstance(member, Member):
+            return member
+        if tick.clock < member.finished:
+            return member  # a repeat
+        if tick.clock > member.finished:
+            return self._refuse(tick, Code.SEQ, f"worker {tick.worker} is in clock {member.finished}, not {tick.clock}")
+        if not member.here:
+            return self._refuse(tick, Code.SEQ, f"worker {tick.worker} has left at clock {member.end}")
+        if self._closes and tick.clock >= self.outbox.floor + self._limits.closes_max:
+            return None  # too far ahead of the ranges: the agent asks again
+
+        if self._closes:
+            self._ticks.setdefault(tick.clock, {})[tick.worker] = (tick.gen, weights)
+        self.members.finish(member)
+        return member
+
+    def _on_leave(self, sender: str, leave: m.Leave) -> Member | m.Refuse:
+        """The worker ends with what it has finished: nobody waits for it any more."""
+        member = self._stream(sender, leave)
+        if isinstance(member, Member) and member.here:
+            self.members.leave(member)
+            self._drop_claim_of(member.worker)
+        return member
+
+    def _on_standing_ask(self, sender: str, ask: m.StandingAsk) -> Member | m.Refuse | m.Standing:
+        """Asked for nobody (a tool, an export), it is told as a notice is."""
+        return self._standing(None) if ask.worker == m.NOBODY else self._stream(sender, ask)
+
+    def _on_claim_ask(self, sender: str, ask: m.ClaimAsk) -> m.ClaimTold | m.Refuse:
+        """One stream at a time may give the first values; each new one gets a higher number."""
+        member = self._stream(sender, ask)
+        if not isinstance(member, Member):
+            return member
+        stream = (ask.worker, ask.gen)
+        if self._offers and not self.initialised and self._claimer is None and member.here:
+            self._claim += 1
+            self._claimer = stream
+        claim = self._claim if self._claimer == stream and not self.initialised else 0
+        return m.ClaimTold(self.job, self.epoch, self.token, ask.worker, ask.gen, claim)
+
+    def _on_init_done(self, sender: str, done: m.InitDone) -> Member | m.Refuse:
+        member = self._stream(sender, done)
+        if not isinstance(member, Member) or done.claim == self.initialised:
+            return member
+        if self.initialised or done.claim != self._claim or self._claimer != (done.worker, done.gen):
+            return self._refuse(done, Code.FENCED, f"claim {done.claim} of worker {done.worker} on the first values has fallen")
+        self.initialised = done.claim
+        return member
+
+    def _stream(self, sender: str, message: Any) -> Member | m.Refuse:
+        """The member that speaks, under its newest incarnation; a higher one than known has just joined by speaking."""
+        member = self.members.get(message.worker)
+        if member is None:
+            return self._refuse(message, Code.RANGE, f"worker {message.worker} has not joined job {self.job}")
+        if message.gen < member.gen:
+            return self._fenced(message, member)
+        if message.gen > member.gen:
+            return self._joined(sender, message.worker, message.gen)
+        self._speaks(sender, member)
+        return member
+
+    def _joined(self, sender: str, worker: int, gen: int) -> Member:
+        """A worker of the roster goes on where it stood; one that comes anew starts where nothing is under way yet."""
+        first = self.members.slowest
+        if self._closes:
+            first = self.closed + 1 if self.members.count else self.closed
+        self._drop_claim_of(worker)
+        member = self.members.join(worker, gen, sender, first)
+        self._count_agents()
+        return member
+
+    def _speaks(self, sender: str, member: Member) -> None:
+        """An agent that was restarted speaks under another name."""
+        if member.agent != sender:
+            member.agent = sender
+            self._count_agents()
+
+    def _count_agents(self) -> None:
+        self._agents = {member.agent: None for member in self.members.rows.values() if member.agent}
+
+    def _drop_claim_of(self, worker: int) -> None:
+        if self._claimer is not None and self._claimer[0] == worker:
+            self._claimer = None
+
+    def _weights(self, weights: tuple[Any, ...]) -> Weights:
+        """Raises `PeerError` for anything that is not (table, sum of weights) of each table at most once."""
+        known: set[int] = set()
+        for pair in weights:
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise PeerError("a weight in a Tick is no pair")
+            table, weight = pair
+            if not isinstance(table, int) or not 0 <= table < self._tables or table in known:
+                raise PeerError(f"a weight in a Tick names table {table!r}")
+            if not isinstance(weight, (int, float)) or not math.isfinite(weight) or not 0.0 <= weight <= WEIGHT_MAX:
+                raise PeerError(f"a weight in a Tick is {weight!r}")
+            known.add(table)
+        return weights
+
+    # -- closing
+
+    def _close_what_is_done(self, now_us: int) -> list[Any]:
+        """Close every clock that all its members have finished.  A clock of which nobody is left is closed empty."""
+        effects: list[Any] = []
+        if not self._closes:
+            return effects
+        while self._done(self.closed):
+            effects += self.outbox.close(self._close(self.closed), now_us)
+            self.closed += 1
+        return effects
+
+    def _done(self, clock: int) -> bool:
+        """Whoever left has finished every clock of its own, so only those that are here can be waited for."""
+        if self.members.count:
+            return self.members.slowest > clock
+        return clock in self._ticks
+
+    def _close(self, clock: int) -> m.Close:
+        ticks = self._ticks.pop(clock, {})
+        totals: dict[int, float] = {}
+        for worker in sorted(ticks):
+            for table, weight in ticks[worker][1]:
+                totals[table] = totals.get(table, 0.0) + weight
+        members = tuple((worker, ticks[worker][0]) for worker in sorted(ticks))
+        return m.Close(self.job, self.epoch, self.token, clock, members, tuple(sorted(totals.items())))
+
+    # -- what is told
+
+    def _notice(self) -> tuple[int, int, int, int, int]:
+        """Whatever of it changes is told to every agent."""
+        return (self.members.slowest, self.closed, self.members.count, self.initialised, self.stop_clock)
+
+    def _standing(self, member: Member | None) -> m.Standing:
+        worker, gen, finished = (member.worker, member.gen, member.finished) if member else (m.NOBODY, 0, 0)
+        return m.Standing(
+            self.job, self.epoch, self.token, worker, gen, finished, self.members.slowest, self.closed, self.members.count,
+            self.initialised, self.stop_clock, self.members.waiting(WAITING_MAX), member.end if member else -1,
+        )  # fmt: skip
+
+    def _roster(self) -> m.Roster:
+        return m.Roster(self.job, self.epoch, self.token, self.members.number, self.members.roster())
+
+    def _fenced(self, message: Any, member: Member) -> m.Refuse:
+        text = f"generation {member.gen} of worker {member.worker} has taken the place of {message.gen}"
+        return self._refuse(message, Code.FENCED, text)
+
+    def _refuse(self, message: Any, code: Code, text: str) -> m.Refuse:
+        return m.Refuse(
+            self.job, self.number, self.epoch, self.token, 0, message.worker, message.gen, 0, int(code), text
+        )  # fmt: skip
+
+    # -- what must always hold
+
+    def check(self) -> None:
+        self.members.check()
+        self.outbox.check()
+        assert self.outbox.floor <= self.closed, "a range closed a clock that was not closed"
+        assert all(clock >= self.closed for clock in self._ticks), "a tick of a closed clock was kept"
+        if self._closes and self.members.count:
+            assert self.members.slowest <= self.closed, "a clock that all have finished is not closed"
+        assert self.initialised <= self._claim
+
+    def digest(self) -> int:
+        state = (
+            self.members.roster(), [member.finished for member in self.members.rows.values()], self.closed, self.initialised,
+            self._claim, self._claimer, sorted(self._ticks.items()), self.outbox.state(),
+        )  # fmt: skip
+        return crc32(repr(state).encode())
+
+
+_HANDLERS: dict[type[Any], Any] = {
+    m.Join: ClockMachine._on_join,
+    m.Tick: ClockMachine._on_tick,
+    m.Leave: ClockMachine._on_leave,
+    m.StandingAsk: ClockMachine._on_standing_ask,
+    m.ClaimAsk: ClockMachine._on_claim_ask,
+    m.InitDone: ClockMachine._on_init_done,
+}

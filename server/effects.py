@@ -1,0 +1,16 @@
+"""What a range tells the node that it lives in, and what the node asks of its process, beyond messages to send."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class JobFailed(NamedTuple):
+    """A range cannot go on without storing what is no number.  The node reports it to the master."""
+
+    job: int
+    reason: str
+
+
+class Turn(NamedTuple):
+    """Perform what was given so far, then feed this back at once: a long close goes on while its first answers travel."""

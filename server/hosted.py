@@ -1,0 +1,86 @@
+"""One job on one server: its map, the ranges that this server leads, and the job's clock if it is kept here."""
+
+from __future__ import annotations
+
+from ..core.job import JobSpec
+from ..core.jobmap import JobMap, Piece, pieces
+from ..core.limits import Limits
+from .clock import ClockMachine
+from .memory import Memory
+from .range import RangeMachine
+
+
+class Hosted:
+    """Ranges and clock come into being with the first map that names this server, and go with the job."""
+
+    def __init__(self, name: str, number: int, limits: Limits, memory: Memory) -> None:
+        self.number = number
+        self.ranges: dict[int, RangeMachine] = {}
+        self.clock: ClockMachine | None = None
+        self.map: JobMap | None = None
+        self.nbytes = 0  # of the values that the ranges here have when all are touched
+        self.checked_token = 0  # cluster token up to which the map is known to be the newest
+        self.full = ""  # why the job's values have no room here
+        self._name = name
+        self._limits = limits
+        self._memory = memory
+        self._pieces: dict[int, list[Piece]] = {}
+
+    @property
+    def token(self) -> int:
+        return self.map.token if self.map else 0
+
+    @property
+    def spec(self) -> JobSpec:
+        assert self.map is not None
+        return self.map.spec
+
+    def adopt(self, new: JobMap) -> None:
+        """Take a newer map: new ranges start empty, those that are led elsewhere now are dropped."""
+        if self.map is None:
+            for piece in pieces(new.spec, new.ring_ranges):
+                self._pieces.setdefault(piece.range, []).append(piece)
+        self.map = new
+        mine = {number: item for number, item in new.ranges.items() if item.primary == self._name}
+        for number in [number for number in self.ranges if number not in mine]:
+            del self.ranges[number]
+        for number, item in sorted(mine.items()):
+            held = self.ranges.get(number)
+            if held is None:
+                held = self.ranges[number] = RangeMachine(
+                    new.number, number, new.spec, self._pieces.get(number, ()), self._memory, self._limits, item.epoch, new.token
+                )
+            held.epoch, held.token = item.epoch, new.token
+        self.nbytes = sum(held.blocks.nbytes for held in self.ranges.values())
+        self._place_clock(new)
+
+    def _place_clock(self, new: JobMap) -> None:
+        if new.primary(new.clock_range) != self._name:
+            self.clock = None
+            return
+        epoch = new.epoch(new.clock_range)
+        if self.clock is None:
+            self.clock = ClockMachine(new.number, new.clock_range, new.spec, self._limits, epoch, new.token)
+        self.clock.place({number: item.primary for number, item in new.ranges.items()}, epoch, new.token)
+
+    def others(self) -> dict[str, str]:
+        """Servers that the clock has to reach, with their endpoints."""
+        if self.clock is None or self.map is None:
+            return {}
+        primaries = {item.primary for item in self.map.ranges.values()} - {self._name, ""}
+        return {server: self.map.endpoints[server] for server in sorted(primaries) if server in self.map.endpoints}
+
+    def untouched_bytes(self) -> int:
+        """Values that no array holds yet."""
+        return sum(
+            place.nbytes for held in self.ranges.values() for place in held.blocks.places.values() if place.values is None
+        )
+
+    def refuse_if_full(self, room_bytes: int, name: str) -> None:
+        """A model that does not fit is refused when it comes, not by the system when it is half trained."""
+        if self.nbytes <= room_bytes:
+            return
+        self.full = (
+            f"job {self.spec.name!r} needs {self.nbytes} bytes on server {name}, which has {max(0, room_bytes)} left; "
+            "add servers, or make the tables smaller"
+        )

@@ -1,0 +1,91 @@
+"""Who takes part in which clocks of a job, how far each has come, and who holds the others back.
+
+A clock counts finished iterations.  Workers 0 .. W - 1 are members from clock 0 on, whether they have come or not.
+Knows neither consistency models nor messages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+
+
+@dataclass(slots=True)
+class Member:
+    """A worker, under its newest incarnation.  It takes part in clocks `first` <= c, and c < `end` unless that is -1."""
+
+    worker: int
+    gen: int
+    first: int
+    end: int
+    finished: int
+    agent: str  # the node that speaks for it, "" = nobody yet
+
+    @property
+    def here(self) -> bool:
+        return self.end < 0
+
+
+class Members:
+    """`slowest` is the least number of clocks that a member has finished; it never falls."""
+
+    def __init__(self, workers: int) -> None:
+        self.rows = {worker: Member(worker, 0, 0, -1, 0, "") for worker in range(workers)}
+        self.number = 0  # of the roster: raised by every change of membership or incarnation
+        self.count = 0  # of those that are here
+        self.slowest = 0
+        self._behind: dict[int, None] = {}  # those whose clock is the slowest one, by number
+        self._count_anew()
+
+    def get(self, worker: int) -> Member | None:
+        return self.rows.get(worker)
+
+    def join(self, worker: int, gen: int, agent: str, first: int) -> Member:
+        """A new incarnation: it goes on where the one before stood, or begins at `first` if that had left or never was."""
+        member = self.rows.get(worker)
+        if member is None:
+            member = self.rows[worker] = Member(worker, gen, first, -1, first, agent)
+            self.rows = dict(sorted(self.rows.items()))
+        elif not member.here:
+            member.first = member.finished = max(first, member.end)
+            member.end = -1
+        member.gen = gen
+        member.agent = agent
+        self.number += 1
+        self._count_anew()
+        return member
+
+    def leave(self, member: Member) -> None:
+        """It has no part in the clock that it is in, nor in later ones; what it has finished stands."""
+        member.end = member.finished
+        self.number += 1
+        self._count_anew()
+
+    def finish(self, member: Member) -> None:
+        """One more clock of a member is done."""
+        member.finished += 1
+        self._behind.pop(member.worker, None)
+        if not self._behind:
+            self._count_anew()
+
+    def waiting(self, most: int) -> tuple[int, ...]:
+        """The members that hold the clock back, the lowest numbers first."""
+        return tuple(islice(self._behind, most))
+
+    def roster(self) -> tuple[tuple[int, int, int, int], ...]:
+        return tuple((member.worker, member.gen, member.first, member.end) for member in self.rows.values())
+
+    def _count_anew(self) -> None:
+        here = [member for member in self.rows.values() if member.here]
+        self.count = len(here)
+        if here:
+            self.slowest = max(self.slowest, min(member.finished for member in here))
+        self._behind = {member.worker: None for member in here if member.finished <= self.slowest}
+
+    def check(self) -> None:
+        here = [member for member in self.rows.values() if member.here]
+        assert self.count == len(here)
+        assert list(self._behind) == [member.worker for member in here if member.finished <= self.slowest]
+        for member in self.rows.values():
+            assert member.first <= member.finished and (member.here or member.end == member.finished)
+            assert not member.here or member.finished >= self.slowest, "the slowest clock would fall"

@@ -1,0 +1,318 @@
+"""One range of one job: takes each push once, steps its blocks, answers pulls when they may be answered.
+
+    push -> known stream? repeat? gap? -> prepare -> append to the log -> commit -> apply -> acknowledge
+
+    BSP        a push is staged under (worker, clock); Close(clock) sums the members' and steps once
+    ASP, SSP   a push steps as it commits; a mean scales the step by w / sum of w over the members of its clock
+
+Nothing that is not a finite number is ever visible: results are prepared beside the values and swapped in.
+Owns the streams' table, staged pushes and parked pulls of its range.  Refuses to know who else has ranges, the clock's
+members beyond the roster it was sent, and whether its messages arrive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from ..core.effects import Effects, Send
+from ..core.errors import Code, PeerError, RequestError
+from ..core.job import JobSpec
+from ..core.jobmap import Piece
+from ..core.limits import Limits
+from ..wire import messages as m
+from .blocks import Blocks, Scalars
+from .effects import JobFailed
+from .log import Entry, Log
+from .memory import Memory
+from .parking import Parked, Parking
+from .place import Items
+from .shares import Shares
+from .staging import Staged, Staging
+
+WEIGHT_MAX = 2.0**53
+
+
+class Prepared(NamedTuple):
+    """What applying an entry will do: arrays to swap in, arrays to stage."""
+
+    replace: Items
+    stage: Items
+
+
+class RangeMachine:
+    """A machine without deadlines: everything happens because a message came."""
+
+    def __init__(
+        self, job: int, number: int, spec: JobSpec, pieces: Sequence[Piece], memory: Memory, limits: Limits, epoch: int, token: int
+    ) -> None:
+        self.job, self.number = job, number
+        self.epoch, self.token = epoch, token
+        self.blocks = Blocks(spec, number, pieces, memory)
+        self.log = Log()
+        self.version = 0  # log position of what is visible
+        self.closed = 0  # clocks below this one are closed here
+        self.claim = 0  # of the first values that were taken
+        self.rows: dict[int, tuple[int, int]] = {}  # worker -> (gen, seq of the last push taken)
+        self.shares = Shares(spec.workers)
+        self.failed = ""  # why nothing can go on
+        self._limits = limits
+        self._staging = Staging()
+        self._parking = Parking(limits.parked_max)
+
+    # -- surface of a machine
+
+    def on_message(self, sender: str, message: Any, now_us: int) -> list[Any]:
+        """Push, Pull, Init and LastAsk of agents; Close and Roster of the clock (their acks are the node's to give)."""
+        return list(_HANDLERS[type(message)](self, sender, message))
+
+    def on_time(self, now_us: int) -> list[Any]:
+        return []
+
+    def deadline_us(self) -> int | None:
+        return None
+
+    # -- streams
+
+    def _on_push(self, sender: str, push: m.Push) -> Effects:
+        """Take a push once, however often it arrives."""
+        if len(push.components) != 1:
+            raise PeerError(f"a push of {len(push.components)} components; this server takes one at a time")
+        component = push.components[0]
+        worker, gen, seq, prev, clock, _ = component
+        row_gen, last = self.rows.get(worker, (0, 0))
+        if gen < row_gen:
+            return [Send(sender, self._refuse(_fenced(worker, gen, row_gen), worker, gen, seq))]
+        if gen > row_gen:
+            last = 0  # a new incarnation counts from the start; it takes the row with its first push
+        if seq <= last:
+            return [Send(sender, self._ack(worker, gen, last))]
+        if prev != last:
+            return []  # a gap: an earlier push is still on its way, the agent sends both again
+        if self.blocks.any_staged and clock > self.closed + 1:
+            return []  # too early to keep: the agent sends it again, when the clocks before it may have closed
+
+        try:
+            self._check(component)
+            items = self.blocks.read(push.segments, push.payload)
+            scalars = self._scalars(component, items)
+            prepared = self._prepare(items, scalars)
+        except RequestError as refusal:
+            return [Send(sender, self._refuse(refusal, worker, gen, seq))]
+
+        self.log.append(push, tuple(scalars.items()))
+        self.rows[worker] = (gen, seq)
+        self._commit(prepared)
+        effects: list[Any] = [Send(sender, self._ack(worker, gen, seq))]
+        if gen > row_gen:
+            effects += self._fence_parked()
+        if self._parking.count:
+            effects += self._answer(self._parking.take_for_push(worker))
+        return effects
+
+    def _on_last_ask(self, sender: str, ask: m.LastAsk) -> Effects:
+        row_gen, last = self.rows.get(ask.worker, (0, 0))
+        if ask.gen < row_gen:
+            return [Send(sender, self._refuse(_fenced(ask.worker, ask.gen, row_gen), ask.worker, ask.gen, 0))]
+        seq = last if ask.gen == row_gen else 0
+        return [Send(sender, m.LastTold(self.job, self.number, self.epoch, self.token, ask.worker, ask.gen, seq))]
+
+    def _check(self, component: m.Component) -> None:
+        """Whether the push may be taken at all, its blocks aside.  Raises `RequestError`."""
+        if self.failed:
+            raise RequestError(Code.NONFINITE, self.failed)
+        if not 0.0 <= component.weight <= WEIGHT_MAX:  # NaN fails too
+            raise RequestError(Code.RANGE, f"weight {component.weight} of the push; use a number from 0 to 2^53")
+        if component.clock < 0:
+            raise RequestError(Code.RANGE, f"clock {component.clock} of the push is below 0")
+        if not self.blocks.any_staged:
+            return
+        if component.clock < self.closed:
+            raise RequestError(Code.SEQ, f"clock {component.clock} is closed already; {self.closed} is the next one to close")
+        most = self._limits.staged_max
+        if self._staging.count(component.clock, component.worker) >= most:
+            text = f"worker {component.worker} pushed more than {most} times in clock {component.clock}"
+            raise RequestError(Code.RANGE, f"{text}; end the clock more often, or add the pushes up before sending them")
+
+    def _scalars(self, component: m.Component, items: Items) -> Scalars:
+        """Scalars of the steps that this push makes at once, by table."""
+        found: Scalars = {}
+        for place, _ in items:
+            if place.staged or place.table in found:
+                continue
+            share = self.shares.share(place.table, component) if place.mean else 1.0
+            found[place.table] = place.scalars if share == 1.0 else place.kernel.scalars(place.spec, share)
+        return found
+
+    def _prepare(self, items: Items, scalars: Scalars) -> Prepared:
+        """Steps of ASP and SSP, made beside the visible values; of BSP what to keep.  Raises `RequestError`."""
+        at_once = [item for item in items if not item[0].staged]
+        stage = [item for item in items if item[0].staged] if len(at_once) < len(items) else []
+        return Prepared(self.blocks.stepped(at_once, scalars), stage)
+
+    # -- the log
+
+    def _commit(self, prepared: Prepared) -> None:
+        """Apply what is committed, in order of the log.  With one copy that is the entry just appended."""
+        for entry in self.log.commit():
+            self._apply(entry, prepared)
+
+    def _apply(self, entry: Entry, prepared: Prepared) -> None:
+        """Make an entry visible: only committed ones come here."""
+        assert entry.version == self.version + 1
+        self.version = entry.version
+        self.blocks.replace(prepared.replace)
+        message = entry.message
+        if isinstance(message, m.Push):
+            if prepared.stage:
+                worker, gen, seq, _, clock, weight = message.components[0]
+                self._staging.add(clock, worker, Staged(gen, seq, weight, prepared.stage))
+        elif isinstance(message, m.Close):
+            self._staging.drop(message.clock)
+            self.closed = message.clock + 1
+        elif isinstance(message, m.Init):
+            self.claim = message.claim
+        else:
+            self._take_roster(message)
+
+    def _take_roster(self, roster: m.Roster) -> None:
+        """Members of clocks, and the newest gen of each worker: lower ones are fenced."""
+        self.shares.take(roster)
+        for worker, gen, _, _ in roster.members:
+            if gen > self.rows.get(worker, (0, 0))[0]:
+                self.rows[worker] = (gen, 0)
+
+    # -- the clock
+
+    def _on_close(self, sender: str, close: m.Close) -> Effects:
+        """Close exactly the next clock: an earlier one is a repeat, a later one comes again."""
+        if close.clock != self.closed or self.failed:
+            return []
+
+        plan = self._staging.plan(close.clock, close.members)
+        try:
+            new = self.blocks.closed(plan, dict(close.totals))
+        except RequestError as refusal:
+            return self._fail(f"clock {close.clock} cannot be closed: {refusal.text}")
+        scalars = {place.table: place.scalars for place, _ in new}
+        self.log.append(close, tuple(scalars.items()))
+        self._commit(Prepared(new, []))
+        return self._answer(self._parking.take_for_close()) if self._parking.count else []
+
+    def _on_roster(self, sender: str, roster: m.Roster) -> Effects:
+        if roster.number <= self.shares.number:
+            return []
+        self.log.append(roster, ())
+        self._commit(Prepared([], []))
+        return self._fence_parked()
+
+    def _fail(self, reason: str) -> Effects:
+        """The values stay as they were, whoever waits is told, and the job ends with the reason."""
+        self.failed = reason
+        refusal = RequestError(Code.NONFINITE, reason)
+        waiting = self._parking.take_if(lambda pull: True)
+        return [JobFailed(self.job, reason), *(Send(sender, self._refuse_pull(refusal, pull)) for sender, pull in waiting)]
+
+    # -- pulls
+
+    def _on_pull(self, sender: str, pull: m.Pull) -> Effects:
+        return self._answer((Parked(sender, pull),))
+
+    def _answer(self, asked: Sequence[Parked]) -> list[Any]:
+        """Values to those who may see them, refusals to those who never will; the others wait (again)."""
+        effects: list[Any] = []
+        for sender, pull in asked:
+            row_gen, last = self.rows.get(pull.worker, (0, 0))
+            if pull.gen < row_gen:
+                effects.append(Send(sender, self._refuse_pull(_fenced(pull.worker, pull.gen, row_gen), pull)))
+            elif self.failed:
+                effects.append(Send(sender, self._refuse_pull(RequestError(Code.NONFINITE, self.failed), pull)))
+            elif pull.after > (last if pull.gen == row_gen else 0):
+                self._parking.park(sender, pull, for_push=True)
+            elif pull.closed > self.closed:
+                self._parking.park(sender, pull, for_push=False)
+            else:
+                effects.append(Send(sender, self._values(pull)))
+        return effects
+
+    def _values(self, pull: m.Pull) -> m.Values | m.Refuse:
+        try:
+            segments, payload = self.blocks.show(pull.segments)
+        except RequestError as refusal:
+            return self._refuse_pull(refusal, pull)
+        return m.Values(
+            self.job, self.number, self.epoch, self.token, pull.request, self.version, self.closed, segments, payload
+        )  # fmt: skip
+
+    def _fence_parked(self) -> list[Any]:
+        """Refuse waiting pulls of incarnations that have a successor."""
+        if not self._parking.count:
+            return []
+        return self._answer(self._parking.take_if(lambda pull: pull.gen < self.rows.get(pull.worker, (0, 0))[0]))
+
+    # -- first values
+
+    def _on_init(self, sender: str, init: m.Init) -> Effects:
+        """Take the values of the highest claim; the same claim again is a repeat."""
+        ack = Send(sender, m.InitAck(self.job, self.number, self.epoch, self.token, init.claim))
+        if init.claim == self.claim:
+            return [ack]
+        try:
+            if init.claim < self.claim:
+                raise RequestError(Code.FENCED, f"claim {self.claim} on the first values has taken the place of {init.claim}")
+            new = self.blocks.offered(self.blocks.read(init.segments, init.payload))
+        except RequestError as refusal:
+            return [Send(sender, self._refuse(refusal, m.NOBODY, 0, init.claim))]
+
+        self.log.append(init, ())
+        self._commit(Prepared(new, []))
+        return [ack]
+
+    # -- answers
+
+    def _ack(self, worker: int, gen: int, seq: int) -> m.PushAck:
+        return m.PushAck(self.job, self.number, self.epoch, self.token, worker, gen, seq)
+
+    def _refuse(self, why: RequestError, worker: int, gen: int, seq: int, request: int = 0) -> m.Refuse:
+        return m.Refuse(
+            self.job, self.number, self.epoch, self.token, request, worker, gen, seq, int(why.code), why.text
+        )  # fmt: skip
+
+    def _refuse_pull(self, why: RequestError, pull: m.Pull) -> m.Refuse:
+        return self._refuse(why, pull.worker, pull.gen, 0, pull.request)
+
+    # -- what must always hold
+
+    def check(self) -> None:
+        assert self.version == self.log.committed == self.log.last
+        assert self._parking.count == len(list(self._parking)) <= self._limits.parked_max
+        newest: dict[tuple[int, int, int], int] = {}
+        for clock, worker, gen, seq in self._staging.pushes():
+            assert self.closed <= clock <= self.closed + 1, f"a push of clock {clock} waits, {self.closed} are closed"
+            assert seq > newest.get((clock, worker, gen), 0), "staged pushes of a stream are out of order"
+            assert (gen, seq) <= self.rows[worker], "a staged push that the streams' table does not know"
+            newest[clock, worker, gen] = seq
+        for _, pull in self._parking:
+            gen, last = self.rows.get(pull.worker, (0, 0))
+            visible = pull.after <= (last if gen == pull.gen else 0)
+            assert pull.closed > self.closed or not visible, "a pull waits for nothing"
+
+    def digest(self) -> int:
+        """Equal on all copies at an equal log position."""
+        state = (self.version, self.closed, self.claim, sorted(self.rows.items()), self._staging.pushes())
+        return crc32(repr(state).encode(), self.blocks.digest())
+
+
+def _fenced(worker: int, gen: int, newest: int) -> RequestError:
+    return RequestError(Code.FENCED, f"generation {newest} of worker {worker} has taken the place of {gen}")
+
+
+_HANDLERS: dict[type[Any], Any] = {
+    m.Push: RangeMachine._on_push,
+    m.Pull: RangeMachine._on_pull,
+    m.Close: RangeMachine._on_close,
+    m.LastAsk: RangeMachine._on_last_ask,
+    m.Init: RangeMachine._on_init,
+    m.Roster: RangeMachine._on_roster,
+}

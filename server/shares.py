@@ -1,0 +1,48 @@
+"""What part of a full step one push makes where pushes are applied as they come (ASP, SSP) and combined by mean.
+
+The share is w / (sum of w over the members of the push's clock).  A worker weighs what its newest push to the table
+weighed; one that has not pushed yet is taken to weigh the mean of the others.  One worker alone has the share 1.
+"""
+
+from __future__ import annotations
+
+from ..wire.messages import Component, Roster
+
+
+class Shares:
+    """Members come from the roster; before the first one they are the workers 0 .. W - 1 of the job."""
+
+    def __init__(self, workers: int) -> None:
+        self.number = 0
+        self._members: list[tuple[int, int, int]] = [(worker, 0, -1) for worker in range(workers)]  # worker, first, end
+        self._weights: dict[int, dict[int, float]] = {}  # table -> worker -> weight of the newest push
+        self._totals: dict[int, tuple[int, float]] = {}  # table -> (clock, sum), until a weight or the roster changes
+
+    def take(self, roster: Roster) -> None:
+        self.number = roster.number
+        self._members = sorted((worker, first, end) for worker, _, first, end in roster.members)
+        self._totals.clear()
+
+    def share(self, table: int, component: Component) -> float:
+        """0 when nobody weighs anything: then there is no step."""
+        weights = self._weights.setdefault(table, {})
+        if weights.get(component.worker) != component.weight:
+            weights[component.worker] = component.weight
+            self._totals.pop(table, None)
+        clock, total = self._totals.get(table, (-1, 0.0))
+        if clock != component.clock:
+            total = self._total(weights, component)
+            self._totals[table] = (component.clock, total)
+        if total <= 0.0:
+            return 0.0
+        return component.weight / total
+
+    def _total(self, weights: dict[int, float], component: Component) -> float:
+        """Sum of the weights of the members of the clock; the pusher counts even if the roster came too late."""
+        clock = component.clock
+        workers = [worker for worker, first, end in self._members if first <= clock and (end < 0 or clock < end)]
+        if component.worker not in workers:
+            workers.append(component.worker)
+        seen = [weights[worker] for worker in workers if worker in weights]
+        unseen = len(workers) - len(seen)
+        return sum(seen) * (len(workers) / len(seen)) if unseen else sum(seen)
