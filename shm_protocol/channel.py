@@ -10,6 +10,7 @@ and a process may die between any two.  Refuses to know what a request means, an
 from __future__ import annotations
 
 import os
+import struct
 import time
 from collections.abc import Callable
 from typing import Any
@@ -28,34 +29,43 @@ from .root import boot_id, is_kept
 TORN_READS_MAX = 16  # a program that keeps rewriting cmd has not rung yet
 ERR_TEXT_MAX = ctl.PAGE_BYTES - 1
 
+LINE_GUESS_BYTES = 256  # nearly every line is shorter, and a page read twice costs more than the rest of a bell
+
 _COUNTER = {name: number for number, (name, _about) in enumerate(ctl.COUNTER_NAMES)}
 _CURRENT_AT = ctl.OFFSET["cur_seq"]
-_RESULT_AT = ctl.OFFSET["clock"]
+_WORDS_AT = ctl.OFFSET["clock"]
+_CURRENT = struct.Struct("<QqQiI")  # cur_seq and, unchanged, the words up to the state: one store
+_WORDS = struct.Struct("<qQiIQQII")  # clock to done_flags
+_COUNTERS = struct.Struct(f"<{len(ctl.COUNTER_NAMES)}Q")
 
 
 class AgentChannel:
-    """One adopted channel.  `result` is what done_seq stands for, `moving` the words as we stored them last."""
+    """One adopted channel.  `result` is what done_seq stands for."""
 
     def __init__(self, files: Files, info: Info, page: bytes, agent_id: int, clock_ns: Callable[[], int]) -> None:
+        moving = ctl.read_moving(page)
         self.files = files
         self.info = info
-        self.moving = ctl.read_moving(page)
-        self.result = ctl.read_result(page, self.moving.done_seq)
+        self.result = ctl.read_result(page, moving.done_seq)
+        self.cur_seq = moving.cur_seq
+        self.state = ctl.READY
         self.closed = False
         self._clock_ns = clock_ns
+        self._agent_id = agent_id
+        self._beat_ns = moving.agent_beat
+        self._rep_word = moving.rep_word
         self._log = ctl.read_log(page)
-        self._counters = np.frombuffer(page, "<u8", ctl.COUNTERS, ctl.OFFSET["counters"]).copy()
+        self._counters = list(ctl.read_counters(page).values())
         self._next = self.result
-        self._text = False
         self._pushed = self._pulled = 0
         self._param_looked_at = False
-        self._adopt(agent_id)
-
-    def _adopt(self, agent_id: int) -> None:
         self._count("adoptions")
-        self.moving = self.moving._replace(agent_id=agent_id, state=ctl.READY)
         self._store_counters()
-        self.files.write("ctl", _RESULT_AT, self.moving.pack()[_RESULT_AT - ctl.OFFSET["done_seq"] :])
+        self._store_words(self.result)
+
+    @property
+    def done_seq(self) -> int:
+        return self.result.seq
 
     # -- what the program wrote
 
@@ -67,21 +77,27 @@ class AgentChannel:
     def read_cmd(self) -> bytes | None:
         """The request line without its newline; None while there is no whole line.  Raises `RequestError` PERM."""
         self.files.size("cmd")
-        before = self.files.read("cmd", ctl.PAGE_BYTES)
-        for _ in range(TORN_READS_MAX):
-            again = self.files.read("cmd", ctl.PAGE_BYTES)
-            if again == before:
-                break
-            self._count("torn_reads")
-            before = again
-        else:
+        text = self._read_twice(LINE_GUESS_BYTES)
+        if text is not None and b"\n" not in text and len(text) == LINE_GUESS_BYTES:
+            text = self._read_twice(ctl.PAGE_BYTES)
+        if text is None:
             return None
-        line, newline, _rest = before.partition(b"\n")
+        line, newline, _rest = text.partition(b"\n")
         if not newline and (len(line) <= ctl.REQUEST_BYTES_MAX or b"\0" in line):
             self._count("empty_bells")
             return None
-        self._text = b" fmt=text" in line
         return line
+
+    def _read_twice(self, nbytes: int) -> bytes | None:
+        """The start of `cmd` as two reads agree on it; None if it keeps changing, for then the bell is still to come."""
+        before = self.files.read("cmd", nbytes)
+        for _ in range(TORN_READS_MAX):
+            again = self.files.read("cmd", nbytes)
+            if again == before:
+                return again
+            self._count("torn_reads")
+            before = again
+        return None
 
     def read_push(self, text: bool, exact: bool, into: NDArray[np.uint8]) -> None:
         """Read the push into `into` (aligned, `info.cap_grad` bytes, laid out like `grad`) and check every number.
@@ -132,12 +148,13 @@ class AgentChannel:
         """The request has been taken up."""
         self._pushed = self._pulled = 0
         self._param_looked_at = False
-        self.moving = self.moving._replace(cur_seq=seq, state=ctl.BUSY)
-        self.files.write("ctl", _CURRENT_AT, self.moving.pack()[8:0x28])
+        self.cur_seq, self.state = seq, ctl.BUSY
+        done = self.result
+        self.files.write("ctl", _CURRENT_AT, _CURRENT.pack(seq, done.clock, done.version, done.status, ctl.BUSY))
 
     def set_state(self, state: int) -> None:
-        if state != self.moving.state:
-            self.moving = self.moving._replace(state=state)
+        if state != self.state:
+            self.state = state
             self.files.write("ctl", ctl.OFFSET["state"], ctl.HALF.pack(state))
 
     def write_param(self, offset: int, buffer: Any) -> None:
@@ -162,11 +179,17 @@ class AgentChannel:
         """What the coming `set_done(seq)` will stand for; until then the result before it stays whole."""
         flags = ctl.FLAG_STOP if stop else 0
         self._next = ctl.Result(seq, clock, version, status, flags, weight, pushes)
+        self._rep_word = (self._rep_word + 1) & 0xFFFFFFFF
+        self.state = ctl.READY
         self.files.write("ctl", ctl.result_offset(seq), self._next.pack())
-        self.moving = self.moving._replace(
-            clock=clock, version=version, status=status, state=ctl.READY, done_flags=flags, rep_word=(self.moving.rep_word + 1) & 0xFFFFFFFF
-        )  # fmt: skip
-        self.files.write("ctl", _RESULT_AT, self.moving.pack()[_RESULT_AT - ctl.OFFSET["done_seq"] :])
+        self._store_words(self._next)
+
+    def _store_words(self, result: ctl.Result) -> None:
+        """The words of a result where every reader looks for them."""
+        words = _WORDS.pack(
+            result.clock, result.version, result.status, self.state, self._beat_ns, self._agent_id, self._rep_word, result.flags
+        )
+        self.files.write("ctl", _WORDS_AT, words)
 
     def write_error(self, text: str) -> None:
         """The whole text into `err`, and a note in the page's log of distinct errors.  A full file system loses only text."""
@@ -210,7 +233,6 @@ class AgentChannel:
             self._count("pulls")
             self._count("bytes_pulled", self._pulled)
         self._store_counters()
-        self.moving = self.moving._replace(done_seq=seq)
         self.result = self._next
         self.files.write("ctl", ctl.OFFSET["done_seq"], ctl.WORD.pack(seq))
 
@@ -231,7 +253,7 @@ class AgentChannel:
 
     def beat(self, now_ns: int) -> None:
         """Show that the agent lives (CLOCK_MONOTONIC).  Raises `RequestError` PERM if somebody replaced a bell."""
-        self.moving = self.moving._replace(agent_beat=now_ns)
+        self._beat_ns = now_ns
         self._store_counters()
         self.files.write("ctl", ctl.OFFSET["agent_beat"], ctl.WORD.pack(now_ns))
         self.files.check_bells()
@@ -253,17 +275,17 @@ class AgentChannel:
         self.files.close()
 
     def counters(self) -> dict[str, int]:
-        return {name: int(self._counters[number]) for name, number in _COUNTER.items()}
+        return dict(zip(_COUNTER, self._counters))
 
     def count(self, name: str) -> None:
         """Count what only the machine sees (`refused_sequences`, `repeats`)."""
         self._count(name)
 
     def _count(self, name: str, by: int = 1) -> None:
-        self._counters[_COUNTER[name]] += np.uint64(by)
+        self._counters[_COUNTER[name]] += by
 
     def _store_counters(self) -> None:
-        self.files.write("ctl", ctl.OFFSET["counters"], self._counters[: len(ctl.COUNTER_NAMES)])
+        self.files.write("ctl", ctl.OFFSET["counters"], _COUNTERS.pack(*self._counters))
 
 
 def adopt(root_fd: int, name: str, agent_id: int, clock_ns: Callable[[], int] = time.time_ns) -> AgentChannel:

@@ -145,11 +145,11 @@ class DiskFiles:
 
     def write(self, name: str, offset: int, data: Any) -> None:
         fd = self._fd(name)
-        view = memoryview(data).cast("B")
         try:
-            done = os.pwrite(fd, view, offset)
-            while done < len(view):
-                done += os.pwrite(fd, view[done:], offset + done)
+            done = os.pwrite(fd, data, offset)
+            nbytes = data.nbytes if hasattr(data, "nbytes") else len(data)
+            while done < nbytes:
+                done += os.pwrite(fd, memoryview(data).cast("B")[done:], offset + done)
         except OSError as error:
             raise _write_error(name, error) from None
 

@@ -17,6 +17,7 @@ from .info import Info, InfoTable
 
 LINE_BYTES_MAX = 64  # of one number as text
 _FORMATTED = 1 << 16  # numbers that are formatted at once, so that a big table makes no big tuple
+_SMALL = 4096  # below this a mask costs less than silencing the warnings of a sum
 _NUMBER = re.compile(rb"[ \t]*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?[ \t\r]*\Z")
 _WORD = re.compile(rb"[ \t]*[+-]?(nan|inf|infinity|na)[ \t\r]*\Z", re.IGNORECASE)
 
@@ -39,13 +40,20 @@ def check_finite(info: Info, buffer: Any) -> None:
         if table.dtype == "i64":
             continue
         values = view(buffer, table)
-        with np.errstate(over="ignore", invalid="ignore"):
-            if np.isfinite(np.add.reduce(values)):  # NaN and infinity survive every sum
-                continue
+        if _all_finite(values):
+            continue
         bad = ~np.isfinite(values)
         at = int(bad.argmax())
         if bad[at]:
             raise RequestError(Code.NONFINITE, f"element {at} of table {table.name} is {values[at]}; nothing was applied")
+
+
+def _all_finite(values: NDArray[Any]) -> bool:
+    """False means: look closer.  NaN and infinity survive every sum, so one pass without a copy is enough."""
+    if len(values) <= _SMALL:
+        return bool(np.isfinite(values).all())
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(np.add.reduce(values)))
 
 
 def parse_text(info: Info, text: bytes, buffer: NDArray[np.uint8], name: str) -> None:
@@ -80,9 +88,8 @@ def parse_text(info: Info, text: bytes, buffer: NDArray[np.uint8], name: str) ->
 
 def _check_overflow(values: NDArray[Any], into: NDArray[Any], start: int, table: InfoTable, name: str) -> None:
     """A number that the table's dtype cannot hold is refused, not stored as infinity."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(np.add.reduce(into)):
-            return
+    if _all_finite(into):
+        return
     lost = np.isinf(into) & np.isfinite(values)
     at = int(lost.argmax())
     if lost[at]:

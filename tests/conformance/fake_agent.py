@@ -220,7 +220,7 @@ class FakeAgent:
             "pushes": server.pushes,
             "clocks": server.finished,
             "closed": server.closed,
-            "done_seq": [channel.moving.done_seq if channel else None for channel in self.channels],
+            "done_seq": [channel.done_seq if channel else None for channel in self.channels],
             "lines": self.lines,
             "bye": sorted(self.byes),
             "deaths": self.deaths,
@@ -313,7 +313,7 @@ class FakeAgent:
 
     def _request(self, worker: int, channel: AgentChannel, line: bytes, adopted: bool) -> Iterator[None]:
         """One request by the rules; each `yield` waits for the other workers."""
-        done = channel.moving.done_seq
+        done = channel.done_seq
         seq = seq_of(line)
         if seq == 0 and line.startswith(b"hello"):
             self._answer(worker, channel, line, Reply(True, 0, self.server.finished[worker], channel.result.version, done=done))
