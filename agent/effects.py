@@ -68,7 +68,7 @@ class WriteText(NamedTuple):
 class WriteResult(NamedTuple):
     """What the coming `SetDone(seq)` will stand for.  Until then the words of the request before it stay valid.
 
-    `clock` is the worker's clock after the request; `weight` the sum of the weights of its pushes in that clock, and
+    `clock` counts the clocks that the worker has finished after the request; `weight` the sum of the weights of its pushes in that clock, and
     `pushes` their number in this generation.
     """
 
@@ -167,8 +167,17 @@ class Bell(NamedTuple):
     channel: str
 
 
+class Found(NamedTuple):
+    """At the agent's start: a channel that an earlier agent left and that its launcher still keeps."""
+
+    channel: str
+
+
 class ChannelOpened(NamedTuple):
-    """The directory is ours to serve.  The words are those of `info` and of the page, valid for `done_seq`."""
+    """The directory is ours to serve.  The words are those of `info` and of the page, valid for `done_seq`.
+
+    `clock` counts the clocks that the worker has finished; before the first answer it is that of `info`.
+    """
 
     channel: str
     job: str

@@ -1,0 +1,434 @@
+"""The desk where launchers and tools come: requests of agent.sock, each checked, carried out, answered once.
+
+Owns what is asked and still unanswered.  Refuses to know channels' turns and the way of pushes.  Every op may be asked
+again after a lost connection; bad input is answered with a sentence and changes nothing.
+
+    {"op": "attach", "id": 7, "job": "digits", "worker": 2}
+    {"id": 7, "ok": true, "gen": 1, "clock": 0, "info": "version=1 ...", "sizes": {"grad": 2600, "idx": 0, "param": 2600}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from ..core.errors import Code, UsageError, shown
+from ..core.job import JobSpec
+from ..core.jobmap import FAILED, FINISHED, STOPPED
+from ..shm_protocol.info import Info
+from ..wire import messages as m
+from . import effects as e
+from .export import Export
+
+if TYPE_CHECKING:
+    from .machine import AgentMachine
+    from .router import Job
+
+K = TypeVar("K")
+
+SOCKET_VERSION = 1
+HOWS = ("finished", "restarting", "lost")
+ENDS = (FINISHED, FAILED, STOPPED)
+TICKETS_MAX = 4096  # unanswered requests over all connections
+ENDED_MAX = 4096  # channels whose last words are remembered
+TEXT_MAX = 4096
+
+_NUMBER_MAX = (1 << 32) - 1
+#: op -> its fields, each with its kind; a "?" in front: may be left out.
+FIELDS: dict[str, dict[str, str]] = {
+    "hello": {"version": "number"},
+    "register": {"spec": "document"},
+    "attach": {"job": "text", "worker": "number"},
+    "opened": {"job": "text", "worker": "number", "gen": "number", "dir": "text"},
+    "exited": {"job": "text", "worker": "number", "gen": "number", "how": "text", "clock": "?number"},
+    "standing": {"job": "text"},
+    "export": {"job": "text", "dir": "text"},
+    "end": {"job": "text", "state": "text", "reason": "text"},
+    "stat": {},
+}
+
+
+class Ended(NamedTuple):
+    """Last words of a channel that is gone: `exited` may be asked again."""
+
+    gen: int
+    clocks: int
+    pushes: int
+    last_error: str
+
+    def to_document(self) -> dict[str, Any]:
+        return {"clocks": self.clocks, "pushes": self.pushes, "last_error": self.last_error}
+
+
+class Ticket:
+    """One request and who waits for its answer."""
+
+    __slots__ = ("connection", "id", "op", "job", "worker", "gen", "spec")
+
+    def __init__(self, connection: int, number: Any, op: str) -> None:
+        self.connection = connection
+        self.id = number
+        self.op = op
+        self.job: Job | None = None
+        self.worker = 0
+        self.gen = 0
+        self.spec: JobSpec | None = None
+
+
+class Desk:
+    """Part of `AgentMachine`: what it asks of the cluster goes through the machine."""
+
+    def __init__(self, agent: AgentMachine) -> None:
+        self.agent = agent
+        self.by_question: dict[int, Ticket] = {}  # number of a question to the master
+        self.for_map: list[Ticket] = []  # register and attach: the job's map is on its way
+        self.for_join: dict[tuple[int, int], list[Ticket]] = {}  # attach: (job, worker)
+        self.for_leave: dict[tuple[int, int], list[Ticket]] = {}  # exited: (job, worker)
+        self.for_channel: dict[str, list[Ticket]] = {}  # opened
+        self.running: dict[int, tuple[Export, Ticket]] = {}
+        self.ended: dict[tuple[int, int], Ended] = {}  # (job, worker)
+        self._ops: dict[str, Callable[[Ticket, dict[str, Any], int], list[Any]]] = {
+            "hello": self._hello, "register": self._register, "attach": self._attach, "opened": self._opened,
+            "exited": self._exited, "standing": self._standing, "export": self._export, "end": self._end, "stat": self._stat,
+        }  # fmt: skip
+
+    # -- a request comes in
+
+    def on_asked(self, asked: e.Asked, now_us: int) -> list[Any]:
+        document = asked.document
+        ticket = Ticket(asked.connection, document.get("id"), str(document.get("op"))[:40])
+        self.agent.counts["asked"] += 1
+        try:
+            fields = checked(document)
+            if self._count() >= TICKETS_MAX:
+                return self._no(ticket, Code.AGAIN, f"the agent works on {TICKETS_MAX} requests already: ask again in a moment")
+            return self._ops[ticket.op](ticket, fields, now_us)
+        except UsageError as error:
+            return self._no(ticket, Code.FORMAT, str(error))
+
+    def on_hung(self, hung: e.Hung, now_us: int) -> list[Any]:
+        """Nobody waits at that connection any more; what was begun goes on, and may be asked for again."""
+        gone = hung.connection
+        self.by_question = {number: ticket for number, ticket in self.by_question.items() if ticket.connection != gone}
+        self.for_map = [ticket for ticket in self.for_map if ticket.connection != gone]
+        self.for_join = _without(self.for_join, gone)
+        self.for_leave = _without(self.for_leave, gone)
+        self.for_channel = _without(self.for_channel, gone)
+        effects: list[Any] = []
+        for export, ticket in list(self.running.values()):
+            if ticket.connection == gone:
+                effects += export.fail(Code.GONE, "nobody waits for it any more")
+                self._forget_export(export)
+        return effects
+
+    def _hello(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
+        if fields["version"] != SOCKET_VERSION:
+            return self._no(ticket, Code.VERSION, f"this agent speaks version {SOCKET_VERSION} of agent.sock, not {fields['version']}")
+        identity = self.agent.identity
+        return self._yes(ticket, {"cluster": identity.cluster, "node": identity.node, "boot_id": identity.boot_id})
+
+    def _stat(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
+        return self._yes(ticket, {"counters": self.agent.counters(), "registered": self.agent.link.registered})
+
+    # -- jobs
+
+    def _register(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
+        ticket.spec = JobSpec.from_document(fields["spec"])
+        document = ticket.spec.to_document()
+        return self._ask_master(ticket, lambda number: m.JobAsk(number, document), now_us)
+
+    def _on_job_told(self, ticket: Ticket, told: m.JobTold, now_us: int) -> list[Any]:
+        if told.code:
+            return self._no(ticket, told.code, told.text)
+        assert ticket.spec is not None
+        ticket.job = self.agent.job(told.job, ticket.spec.name)
+        return self._with_map(ticket, now_us)
+
+    def _end(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
+        if fields["state"] not in ENDS:
+            raise UsageError(f"end: state {shown(fields['state'])} is none of {', '.join(ENDS)}")
+        job = self._known(fields)
+        state, reason = fields["state"], fields["reason"][:TEXT_MAX]
+        return self._ask_master(ticket, lambda number: m.JobEnd(number, job.number, state, reason), now_us)
+
+    def _standing(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
+        """What we know; asking the clock anew is for the next time."""
+        job = self._known(fields)
+        document = job.known_document()
+        clocks = document["clocks"]
+        for channel in self.agent.channels.values():
+            if channel.number == job.number:
+                clocks[str(channel.worker)] = max(channel.clock, clocks.get(str(channel.worker), 0))
+        document["waiting_s"] = [max(0, now_us - job.waiting_since_us.get(worker, now_us)) // 1_000_000 for worker in job.waiting]
+        document["state"] = job.map.state if job.map is not None else "unknown"
+        return [*self._yes(ticket, document), *self.agent.ask_standing(job)]
+
+    # -- workers
+
+    def _attach(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
+        ticket.job = self._known(fields)
+        ticket.worker = fields["worker"]
+        return self._with_map(ticket, now_us)
+
+    def _with_map(self, ticket: Ticket, now_us: int) -> list[Any]:
+        """Go on as soon as the job's map is here."""
+        job = ticket.job
+        assert job is not None
+        if job.map is None:
+            self.for_map.append(ticket)
+            return self.agent.want_map(job, now_us)
+        ended = job.ended()
+        if ended is not None:
+            return self._no(ticket, *ended)
+        if ticket.op == "register":
+            return self._yes(ticket, {"job": job.number, "spec": job.spec.to_document()})
+        number, worker = job.number, ticket.worker
+        return self._ask_master(ticket, lambda request: m.AttachAsk(request, number, worker), now_us)
+
+    def on_map(self, job: Job, moved: frozenset[int], now_us: int) -> list[Any]:
+        waiting = [ticket for ticket in self.for_map if ticket.job is job]
+        self.for_map = [ticket for ticket in self.for_map if ticket.job is not job]
+        effects: list[Any] = []
+        for ticket in waiting:
+            effects += self._with_map(ticket, now_us)
+        ended = job.ended()
+        for export, _ticket in list(self.running.values()):
+            if export.job is job:
+                effects += export.fail(*ended) if ended is not None else export.on_map(moved)
+                effects += self._conclude(export)
+        if ended is not None:
+            effects += self._refuse_waiting(job, *ended)
+        return effects
+
+    def _refuse_waiting(self, job: Job, code: Code, text: str) -> list[Any]:
+        """The job has ended: nobody joins it any more, and who leaves it has left."""
+        effects: list[Any] = []
+        for key in [key for key in self.for_join if key[0] == job.number]:
+            for ticket in self.for_join.pop(key):
+                effects += self._no(ticket, code, text)
+        for key in [key for key in self.for_leave if key[0] == job.number]:
+            effects += self._left(key)
+        return effects
+
+    def _on_attach_told(self, ticket: Ticket, told: m.AttachTold, now_us: int) -> list[Any]:
+        if told.code:
+            return self._no(ticket, told.code, told.text)
+        job = ticket.job
+        assert job is not None
+        ticket.gen = told.gen
+        self.for_join.setdefault((job.number, ticket.worker), []).append(ticket)
+        return self.agent.join(job, ticket.worker, ticket.gen, now_us)
+
+    def on_standing(self, job: Job, standing: m.Standing, now_us: int) -> list[Any]:
+        """A clock speaks to one of our workers, or to all."""
+        effects: list[Any] = []
+        key = (job.number, standing.worker)
+        for ticket in self.for_join.pop(key, []) if key in self.for_join else []:
+            if standing.gen < ticket.gen:
+                self.for_join.setdefault(key, []).append(ticket)
+            elif standing.gen > ticket.gen:
+                effects += self._no(ticket, Code.FENCED, f"worker {ticket.worker} runs as generation {standing.gen} already")
+            else:
+                effects += self._attached(ticket, standing.finished)
+        if standing.end >= 0 and key in self.for_leave:
+            effects += self._left(key)
+        for export, _ticket in list(self.running.values()):
+            if export.job is job:
+                effects += export.on_standing(now_us)
+        return effects
+
+    def on_refused_join(self, job: Job, worker: int, code: int, text: str) -> list[Any]:
+        effects: list[Any] = []
+        for ticket in self.for_join.pop((job.number, worker), []):
+            effects += self._no(ticket, code, text)
+        if (job.number, worker) in self.for_leave:
+            effects += self._left((job.number, worker))
+        return effects
+
+    def _attached(self, ticket: Ticket, clock: int) -> list[Any]:
+        job = ticket.job
+        assert job is not None
+        info = Info.of(job.spec, ticket.worker, ticket.gen, self.agent.identity.boot_id, clock, job.number)
+        sizes = {"grad": info.cap_grad, "idx": info.cap_idx, "param": info.cap_param}
+        return self._yes(ticket, {"gen": ticket.gen, "clock": clock, "info": info.format(), "sizes": sizes})
+
+    def _opened(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
+        name = f"{fields['job']}.{fields['worker']}.{fields['gen']}"
+        if fields["dir"].rstrip("/").rpartition("/")[2] != name:
+            raise UsageError(f"opened: dir {shown(fields['dir'])} is not the channel {name}")
+        if name in self.agent.channels:
+            return self._yes(ticket, {})
+        self.for_channel.setdefault(name, []).append(ticket)
+        return [e.OpenChannel(name)]
+
+    def on_opened(self, name: str) -> list[Any]:
+        effects: list[Any] = []
+        for ticket in self.for_channel.pop(name, []):
+            effects += self._yes(ticket, {})
+        return effects
+
+    def on_channel_failed(self, failed: e.ChannelFailed) -> list[Any]:
+        effects: list[Any] = []
+        for ticket in self.for_channel.pop(failed.channel, []):
+            effects += self._no(ticket, failed.code, failed.text)
+        return effects
+
+    def _exited(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
+        """A program has ended.  Its channel is swept; unless it comes back, its worker leaves the clock."""
+        if fields["how"] not in HOWS:
+            raise UsageError(f"exited: how {shown(fields['how'])} is none of {', '.join(HOWS)}")
+        job = self._known(fields)
+        worker, gen = fields["worker"], fields["gen"]
+        key = (job.number, worker)
+        effects: list[Any] = []
+        channel = self.agent.by_stream.get((job.number, worker, gen))
+        if channel is not None:
+            effects += self.agent.close_channel(channel)
+            self._remember(key, Ended(gen, channel.clock, channel.pushes, channel.last_error))
+        if fields["how"] == "restarting" or job.ended() is not None:
+            return effects + self._yes(ticket, self._last_words(key, gen))
+        ticket.job, ticket.worker, ticket.gen = job, worker, gen
+        self.for_leave.setdefault(key, []).append(ticket)
+        clock = fields.get("clock", self._last_words(key, gen)["clocks"])
+        return effects + self.agent.leave(job, worker, gen, clock, fields["how"], now_us)
+
+    def _left(self, key: tuple[int, int]) -> list[Any]:
+        effects: list[Any] = []
+        for ticket in self.for_leave.pop(key, []):
+            effects += self._yes(ticket, self._last_words(key, ticket.gen))
+        return effects
+
+    def _last_words(self, key: tuple[int, int], gen: int) -> dict[str, Any]:
+        ended = self.ended.get(key)
+        if ended is None or ended.gen != gen:
+            ended = Ended(gen, self.agent.jobs[key[0]].finished.get(key[1], 0), 0, "")
+        return ended.to_document()
+
+    def _remember(self, key: tuple[int, int], ended: Ended) -> None:
+        self.ended.pop(key, None)
+        if len(self.ended) >= ENDED_MAX:
+            del self.ended[next(iter(self.ended))]
+        self.ended[key] = ended
+
+    # -- exports
+
+    def _export(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
+        job = self._known(fields)
+        if not fields["dir"].startswith("/"):
+            raise UsageError(f"export: dir {shown(fields['dir'])} is no absolute path")
+        ended = job.ended()
+        if ended is not None:
+            return self._no(ticket, *ended)
+        if job.map is None:
+            return self._no(ticket, Code.AGAIN, f"the map of job {job.name!r} has not come yet: ask again in a moment")
+        export = Export(job, self.agent.new_request(), fields["dir"], self.agent.limits, now_us)
+        self.running[export.number] = (export, ticket)
+        self.agent.by_request[export.number] = export
+        self.agent.wake(export.due_us)
+        return []
+
+    def exports(self) -> list[Export]:
+        return [export for export, _ticket in self.running.values()]
+
+    def on_export(self, event: e.ExportFailed | e.ExportEnded) -> list[Any]:
+        export, ticket = self.running.get(event.export, (None, None))
+        if export is None or ticket is None:
+            return []
+        if isinstance(event, e.ExportEnded):
+            self._forget_export(export)
+            return self._yes(ticket, {"files": export.files, "bytes": event.nbytes, "clock": export.high})
+        return export.fail(event.code, event.text) + self._conclude(export)
+
+    def _conclude(self, export: Export) -> list[Any]:
+        """Answer an export that has failed."""
+        if export.failure is None or export.number not in self.running:
+            return []
+        _export, ticket = self.running[export.number]
+        self._forget_export(export)
+        return self._no(ticket, *export.failure)
+
+    def conclude_failed(self, export: Export) -> list[Any]:
+        return self._conclude(export)
+
+    def _forget_export(self, export: Export) -> None:
+        del self.running[export.number]
+        del self.agent.by_request[export.number]
+
+    # -- the master's answers
+
+    def _ask_master(self, ticket: Ticket, build: Callable[[int], Any], now_us: int) -> list[Any]:
+        number, effects = self.agent.link.ask(build, now_us)
+        self.by_question[number] = ticket
+        self.agent.wake(now_us + self.agent.limits.resend_us)
+        return effects
+
+    def on_answer(self, told: Any, now_us: int) -> list[Any]:
+        ticket = self.by_question.pop(told.request, None)
+        if ticket is None:
+            return []
+        if isinstance(told, m.JobTold):
+            return self._on_job_told(ticket, told, now_us)
+        if isinstance(told, m.AttachTold):
+            return self._on_attach_told(ticket, told, now_us)
+        return self._no(ticket, told.code, told.text) if told.code else self._yes(ticket, {})
+
+    # -- answers
+
+    def _known(self, fields: dict[str, Any]) -> Job:
+        number = self.agent.names.get(fields["job"])
+        if number is None:
+            raise UsageError(f"job {shown(fields['job'])} is not known to this agent: register it first")
+        return self.agent.jobs[number]
+
+    def _count(self) -> int:
+        waiting = sum(len(tickets) for table in (self.for_join, self.for_leave, self.for_channel) for tickets in table.values())
+        return waiting + len(self.by_question) + len(self.for_map) + len(self.running)
+
+    def _yes(self, ticket: Ticket, fields: dict[str, Any]) -> list[Any]:
+        return [e.Tell(ticket.connection, {"id": ticket.id, "ok": True, **fields})]
+
+    def _no(self, ticket: Ticket, code: int, text: str) -> list[Any]:
+        name = Code(code).name if code in Code._value2member_map_ else Code.INTERNAL.name
+        return [e.Tell(ticket.connection, {"id": ticket.id, "ok": False, "code": name, "text": text})]
+
+
+def _without(table: dict[K, list[Ticket]], connection: int) -> dict[K, list[Ticket]]:
+    """The tickets of all other connections."""
+    kept = {key: [ticket for ticket in tickets if ticket.connection != connection] for key, tickets in table.items()}
+    return {key: tickets for key, tickets in kept.items() if tickets}
+
+
+def checked(document: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a request, each of its kind.  Raises `UsageError`.
+
+    >>> checked({"op": "attach", "id": 1, "job": "digits", "worker": 0})
+    {'job': 'digits', 'worker': 0}
+    """
+    op = document.get("op")
+    if not isinstance(op, str) or op not in FIELDS:
+        raise UsageError(f"unknown op {shown(op)}; known are {', '.join(FIELDS)}")
+    if not isinstance(document.get("id"), (int, str)):
+        raise UsageError(f"{op}: id {shown(document.get('id'))} is neither a number nor a text")
+    known = FIELDS[op]
+    for key in document:
+        if key not in known and key not in ("op", "id"):
+            raise UsageError(f"{op}: unknown field {shown(key)}; known are {', '.join(known) or 'none'}")
+    fields = {}
+    for key, kind in known.items():
+        if key not in document:
+            if kind.startswith("?"):
+                continue
+            raise UsageError(f"{op}: the field {key} is missing")
+        value = document[key]
+        if not _is_kind(value, kind.lstrip("?")):
+            raise UsageError(f"{op}: {key} {shown(value)} is no {kind.lstrip('?')}")
+        fields[key] = value
+    return fields
+
+
+def _is_kind(value: object, kind: str) -> bool:
+    if kind == "number":
+        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _NUMBER_MAX
+    if kind == "text":
+        return isinstance(value, str) and len(value) <= TEXT_MAX and "\0" not in value
+    return isinstance(value, dict)

@@ -1,0 +1,234 @@
+"""Which part of a job lies where: the plan (once per job), the routes (per map), the clock's standing, the credits.
+
+Owns what all channels of a job share.  Refuses to know requests and channels.  The plan says what each range holds
+and where those bytes lie in `grad` and `param`; it depends on the job's tables and the ring only, so that it never
+changes.  The routes say who leads each range just now.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ..core.clock import BSP, Consistency
+from ..core.errors import Code, PeerError
+from ..core.job import JobSpec
+from ..core.jobmap import FAILED, FINISHED, LOST, RUNNING, STOPPED, JobMap, pieces
+from ..core.table import DTYPE_CODES
+from ..wire import messages as m
+
+#: What a program is told when its job has come to this state.
+STATE_CODES = {FINISHED: Code.STOP, STOPPED: Code.STOP, FAILED: Code.GONE, LOST: Code.NOSERVER}
+
+
+class Slice(NamedTuple):
+    """Bytes of `grad` and `param`."""
+
+    offset: int
+    stop: int
+
+
+class Part(NamedTuple):
+    """What one range holds of a job: segments and, in the same order, where their numbers lie in the files."""
+
+    range: int
+    segments: tuple[m.Segment, ...]
+    slices: tuple[Slice, ...]
+    nbytes: int
+
+    def only(self, tables: frozenset[int]) -> Part:
+        """The same part with some tables alone."""
+        kept = [(segment, place) for segment, place in zip(self.segments, self.slices) if segment.table in tables]
+        segments = tuple(segment for segment, _place in kept)
+        slices = tuple(place for _segment, place in kept)
+        return Part(self.range, segments, slices, sum(place.stop - place.offset for place in slices))
+
+
+class Plan(NamedTuple):
+    """Every part of a job's dense tables, in order of their first byte."""
+
+    parts: tuple[Part, ...]
+    by_range: dict[int, Part]
+    nbytes: int
+    elements: int  # of all dense tables
+    tables: tuple[int, ...]  # numbers of the dense tables
+    program_tables: frozenset[int]  # those whose first value a program gives
+    models: tuple[Consistency, ...]  # the different models among the tables
+
+    @classmethod
+    def of(cls, spec: JobSpec, ring_ranges: int) -> Plan:
+        segments: dict[int, list[m.Segment]] = {}
+        slices: dict[int, list[Slice]] = {}
+        for piece in pieces(spec, ring_ranges):
+            elements = piece.block.stop - piece.block.start
+            dtype = DTYPE_CODES[spec.tables[piece.table].dtype]
+            segments.setdefault(piece.range, []).append(m.Segment(piece.table, piece.block.number, elements, dtype))
+            slices.setdefault(piece.range, []).append(Slice(piece.offset, piece.offset + piece.nbytes))
+        parts = tuple(
+            Part(number, tuple(segments[number]), tuple(slices[number]), sum(stop - start for start, stop in slices[number]))
+            for number in segments
+        )
+        dense = tuple(number for number, table in enumerate(spec.tables) if table.kind == "dense")
+        return cls(
+            parts,
+            {part.range: part for part in parts},
+            spec.layout.nbytes,
+            sum(spec.tables[number].count for number in dense),
+            dense,
+            frozenset(number for number in dense if spec.tables[number].init == "program"),
+            tuple(sorted({spec.consistency_of(spec.tables[number]) for number in dense}, key=str)),
+        )
+
+    def closed_needed(self, clock: int) -> int:
+        """Clocks that must be closed before a worker in `clock` may read."""
+        return max((model.closed_needed(clock) for model in self.models if model.model == BSP), default=0)
+
+    def slowest_needed(self, clock: int) -> int:
+        """Clocks that the slowest worker must have finished before a worker in `clock` may read (SSP; BSP has closes)."""
+        return max((model.slowest_needed(clock) for model in self.models if model.model != BSP), default=0)
+
+    @property
+    def reads_own_pushes(self) -> bool:
+        """A pull must wait for the stream's own pushes; under BSP alone the closes say it all."""
+        return any(model.model != BSP for model in self.models)
+
+
+class Route(NamedTuple):
+    """Who leads a range, and under which fence; "" when every copy is lost."""
+
+    server: str
+    epoch: int
+
+
+NOWHERE = Route("", 0)
+
+
+class Job:
+    """One job as this agent sees it: map, plan, standing of its clock."""
+
+    __slots__ = (
+        "number", "name", "map", "plan", "routes", "clock_route", "token", "token_wanted", "closed", "slowest", "members",
+        "initialised", "stop_clock", "waiting", "waiting_since_us", "asked_us", "finished", "gens", "nacked",
+    )  # fmt: skip
+
+    def __init__(self, number: int, name: str) -> None:
+        self.number = number
+        self.name = name
+        self.map: JobMap | None = None
+        self.plan: Plan | None = None
+        self.routes: dict[int, Route] = {}
+        self.clock_route = NOWHERE
+        self.token = 0  # version of the map that we act by
+        self.token_wanted = 1  # a map of this version or later exists
+        self.closed = 0
+        self.slowest = 0
+        self.members = 0
+        self.initialised = 0
+        self.stop_clock = -1
+        self.waiting: tuple[int, ...] = ()
+        self.waiting_since_us: dict[int, int] = {}
+        self.asked_us = 0  # when we asked last how the clock stands
+        self.nacked: set[int] = set()  # ranges that refused us for our map, since the last one
+        self.finished: dict[int, int] = {}  # worker -> clocks, as far as we were told
+        self.gens: dict[int, int] = {}  # worker -> newest generation that we were told of
+
+    @property
+    def spec(self) -> JobSpec:
+        assert self.map is not None
+        return self.map.spec
+
+    @property
+    def running(self) -> bool:
+        return self.map is not None and self.map.state == RUNNING
+
+    @property
+    def ready(self) -> bool:
+        """Tables that a program gives its first values to have them."""
+        return self.plan is not None and (not self.plan.program_tables or self.initialised > 0)
+
+    def newest_gen(self, worker: int) -> int:
+        """Lower ones are fenced."""
+        told = self.gens.get(worker, 0)
+        return told if self.map is None else max(told, self.map.gens.get(worker, 0))
+
+    def ended(self) -> tuple[Code, str] | None:
+        """Why nothing can be done for this job any more."""
+        if self.map is None or self.map.state == RUNNING:
+            return None
+        reason = self.map.reason or "no reason was given"
+        return STATE_CODES[self.map.state], f"job {self.name!r} is {self.map.state}: {reason}"
+
+    def on_map(self, new: JobMap) -> tuple[frozenset[int], bool]:
+        """Take a map unless it is older than ours; tells which ranges have moved or were refused, and whether the clock has.
+
+        Raises `PeerError` for a map that does not hold every range of the job.
+        """
+        if self.map is not None and new.token < self.map.token:
+            return frozenset(), False
+        if self.plan is None:
+            self.plan = Plan.of(new.spec, new.ring_ranges)
+        routes = {number: Route(item.primary, item.epoch) for number, item in new.ranges.items()}
+        if new.clock_range not in routes or any(part.range not in routes for part in self.plan.parts):
+            raise PeerError(f"the map of job {new.spec.name!r} lacks ranges that hold its tables or its clock")
+        moved = self.nacked | {number for number, route in routes.items() if self.routes.get(number) != route}
+        self.nacked = set()
+        self.map, self.token, self.routes = new, new.token, routes
+        before, self.clock_route = self.clock_route, routes[new.clock_range]
+        return frozenset(moved), before != self.clock_route
+
+    def on_standing(self, standing: m.Standing, now_us: int) -> None:
+        """Numbers of a clock never fall, so that a late notice changes nothing."""
+        if standing.worker != m.NOBODY:
+            self.finished[standing.worker] = max(self.finished.get(standing.worker, 0), standing.finished)
+            self.gens[standing.worker] = max(self.gens.get(standing.worker, 0), standing.gen)
+        self.initialised = max(self.initialised, standing.initialised)
+        self.stop_clock = max(self.stop_clock, standing.stop_clock)
+        if standing.closed < self.closed or standing.slowest < self.slowest:
+            return
+        self.closed = standing.closed
+        self.slowest = standing.slowest
+        self.members = standing.members
+        self.waiting = standing.waiting
+        since = self.waiting_since_us
+        self.waiting_since_us = {worker: since.get(worker, now_us) for worker in standing.waiting}
+
+    def known_document(self) -> dict[str, Any]:
+        """The clock as a tool shows it."""
+        return {
+            "closed": self.closed, "slowest": self.slowest, "members": self.members, "initialised": self.initialised > 0,
+            "stop_clock": self.stop_clock, "clocks": {str(worker): clock for worker, clock in sorted(self.finished.items())},
+            "waiting": list(self.waiting),
+        }  # fmt: skip
+
+
+class Credits:
+    """Unanswered bytes of pushes per server, over all channels: what keeps a slow server's queue bounded.
+
+    A push is answered whatever others do, so that waiting for room cannot close a circle.
+    """
+
+    __slots__ = ("window_bytes", "used", "blocked")
+
+    def __init__(self, window_bytes: int) -> None:
+        self.window_bytes = window_bytes
+        self.used: dict[str, int] = {}
+        self.blocked: dict[Any, None] = {}  # who waits for room, in order of asking
+
+    def take(self, server: str, nbytes: int) -> bool:
+        """Room for so many bytes?  One message always goes into an empty window."""
+        used = self.used.get(server, 0)
+        if used and used + nbytes > self.window_bytes:
+            return False
+        self.used[server] = used + nbytes
+        return True
+
+    def force(self, server: str, nbytes: int) -> None:
+        """Count bytes that must go whatever the window says: a push that moves to another server."""
+        self.used[server] = self.used.get(server, 0) + nbytes
+
+    def give(self, server: str, nbytes: int) -> None:
+        left = self.used[server] - nbytes
+        assert left >= 0, f"{server}: more bytes answered than sent"
+        if left:
+            self.used[server] = left
+        else:
+            del self.used[server]
