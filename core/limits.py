@@ -40,6 +40,7 @@ class Limits:
     frames_max: int = _limit(4_096, 4_096, 4_096)  # MAXMSGSIZE bounds one frame only, so the count is bounded here
     control_bytes_max: int = _limit(64 * KIB, 64 * KIB, 64 * KIB)  # msgpack of many tiny arrays is slow to decode
     window_bytes: int = _limit(64 * MIB, 1 * MIB, 64 * MIB)  # unanswered bytes per server and agent
+    queue_bytes_max: int = _limit(256 * MIB, 2 * MIB, 256 * MIB)  # unsent bytes per peer: a stopped one gets no more
     components_max: int = _limit(1_024, 1_024, 1_024)
     segments_max: int = _limit(4_095, 4_095, 4_095)
     # -- server
@@ -64,6 +65,12 @@ class Limits:
     tables_max: int = _limit(1_024, 1_024, 1_024)
     jobs_max: int = _limit(1_024, 1_024, 1_024)
     nodes_max: int = _limit(1_024, 1_024, 1_024)
+    # -- master
+    state_bytes_max: int = _limit(1 * MIB, 1 * MIB, 1 * MIB)  # the stored document: written whole at each change
+    jobs_kept: int = _limit(64, 2, 8)  # ended jobs that are remembered, beside those that run
+    dead_kept: int = _limit(64, 2, 8)  # dead nodes that are remembered, for `status`
+    changes_max: int = _limit(4_096, 64, 256)  # changes of state that wait to be stored; more are asked again later
+    settle_us: int = _limit(10 * SECOND, 1 * SECOND, 2 * SECOND)  # the first job waits so long for the servers that were promised
 
 
 def drawn(draw: Callable[[int, int], int]) -> Limits:

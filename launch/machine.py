@@ -18,7 +18,7 @@ from ..core.limits import Limits
 from . import effects as e
 from . import words
 from .crew import Crew, Verdict
-from .plan import RunPlan
+from .plan import NAMES_MAX, RunPlan
 from .watch import Watch
 from .worker import ENDED, HELD, MAKING, RUNNING, STARTING
 
@@ -27,7 +27,6 @@ CONNECTING, REGISTERING, TRAINING, ENDING, SAVING, CLOSING, DONE = (
 )  # fmt: skip
 SIGKILL, SIGTERM = 9, 15
 EX_WORLD, EX_USAGE, EX_NO_CLUSTER, EX_TEMPFAIL = 1, 2, 69, 75
-NAMES_MAX = 100  # suffixes tried for a default name
 LOOKED_MAX = 4  # workers that one explanation of a wait looks at
 REASON_MAX = 500  # characters of a reason that go to the master
 

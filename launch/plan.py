@@ -27,6 +27,7 @@ _INTERPRETERS = re.compile(
 _SCRIPT = re.compile(r"[^;|&<>()$=-][^;|&<>()$=]*(\.[A-Za-z]{1,4}|/[^;|&<>()$=\s]+)\Z")
 _BRACES = re.compile(r"\{(worker|workers|seed|out)\}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+NAMES_MAX = 9_999  # suffixes tried for a default name
 NAME_BYTES_MAX = 40  # of a default name, so that a suffix and a worker's number still fit
 
 

@@ -20,7 +20,7 @@ SHELLS = {
     "server": {"main.py"},
     "master": {"main.py", "store.py"},
     "agent": {"main.py"},
-    "launch": {"main.py"},
+    "launch": {"main.py", "agentlink.py", "cluster.py", "guard.py", "host.py", "output.py", "programs.py", "progress.py", "result.py"},
 }  # fmt: skip
 MACHINE_BANS = {"time", "random", "asyncio", "threading", "socket", "subprocess", "uvloop", "zmq", "select", "signal"}
 LINES_MAX = 420

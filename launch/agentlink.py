@@ -1,0 +1,142 @@
+"""The launcher's connection to its agent: JSON lines over agent.sock, made again whenever it breaks.
+
+Every question is repeated on each new connection until it is answered (each may be carried out twice, see
+docs/internals.md).  Knows no job: it carries questions, answers and news.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from . import effects as e
+
+VERSION = 1
+LINE_BYTES_MAX = 64 << 10
+RETRY_S, RETRY_S_MAX = 0.05, 1.0
+
+
+class AgentLink:
+    """Feeds AgentUp, AgentDown, Answer and AgentNews to `deliver`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, path: Path, deliver: Callable[[Any], None]) -> None:
+        self._loop = loop
+        self._path = path
+        self._deliver = deliver
+        self._waiting: dict[int, bytes] = {}  # question number -> its line
+        self._line: _Line | None = None
+        self._closed = False
+        self._wait_s = RETRY_S
+        self._retry: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = self._loop.create_task(self._connect())
+
+    def ask(self, question: e.Ask) -> None:
+        line = json.dumps({"op": question.op, "id": question.number, **question.fields}).encode() + b"\n"
+        self._waiting[question.number] = line
+        if self._line is not None and self._line.ready:
+            self._line.write(line)
+
+    def close(self) -> None:
+        self._closed = True
+        if self._retry is not None:
+            self._retry.cancel()
+        if self._task is not None:
+            self._task.cancel()
+        if self._line is not None:
+            self._line.close()
+
+    async def _connect(self) -> None:
+        try:
+            await self._loop.create_unix_connection(lambda: _Line(self), str(self._path))
+        except OSError as error:  # not there yet, or not there any more
+            self.lost(None, error.strerror or str(error))
+
+    def _reconnect(self) -> None:
+        if not self._closed:
+            self._task = self._loop.create_task(self._connect())
+
+    # -- what the connection says ---------------------------------------------------------------------------------------
+
+    def made(self, line: _Line) -> None:
+        self._line = line
+        line.write(json.dumps({"op": "hello", "id": 0, "version": VERSION}).encode() + b"\n")
+
+    def lost(self, line: _Line | None, text: str) -> None:
+        if self._closed or (line is not None and line is not self._line):
+            return
+        self._line = None
+        self._deliver(e.AgentDown(text))
+        self._retry = self._loop.call_later(self._wait_s, self._reconnect)
+        self._wait_s = min(2 * self._wait_s, RETRY_S_MAX)
+
+    def said(self, line: _Line, document: dict[str, Any]) -> None:
+        if "event" in document:
+            self._deliver(e.AgentNews(document))
+            return
+        number = document.get("id")
+        if number == 0:
+            self._greeted(line, document)
+        elif isinstance(number, int) and self._waiting.pop(number, None) is not None:
+            code = "" if document.get("ok") else str(document.get("code") or "INTERNAL")
+            self._deliver(e.Answer(number, code, str(document.get("text") or ""), document))
+
+    def _greeted(self, line: _Line, document: dict[str, Any]) -> None:
+        if not document.get("ok"):
+            line.close()
+            self.lost(line, str(document.get("text") or "the agent refused the greeting"))
+            return
+        self._wait_s = RETRY_S
+        line.ready = True
+        for waiting in self._waiting.values():
+            line.write(waiting)
+        self._deliver(e.AgentUp(str(document.get("cluster", "")), str(document.get("node", ""))))
+
+
+class _Line(asyncio.Protocol):
+    """One connection: bytes to lines to objects."""
+
+    def __init__(self, link: AgentLink) -> None:
+        self.ready = False  # greeted
+        self._link = link
+        self._buffer = bytearray()
+        self._transport: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        self._link.made(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        while (end := self._buffer.find(b"\n")) >= 0:
+            line = bytes(self._buffer[:end])
+            del self._buffer[: end + 1]
+            try:
+                document = json.loads(line)
+            except ValueError:
+                document = None
+            if not isinstance(document, dict):
+                self._broken("the agent sent a line that is no JSON object")
+                return
+            self._link.said(self, document)
+        if len(self._buffer) > LINE_BYTES_MAX:
+            self._broken("the agent sent a line without end")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._link.lost(self, str(exc) if exc else "it closed the connection")
+
+    def write(self, line: bytes) -> None:
+        self._transport.write(line)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _broken(self, text: str) -> None:
+        self.close()
+        self._link.lost(self, text)

@@ -1,0 +1,124 @@
+"""A small process that ends what a run has started when the launcher dies without a word (kill -9, out of memory).
+
+    launcher --- pipe: "+ pid\\n"  "- pid\\n"  "dir path\\n" ---> guard
+    launcher dies, or closes the pipe  ->  SIGKILL to every process group still named, then the directories are removed
+
+A worker's own process dies with its parent (PR_SET_PDEATHSIG); the guard is for what *it* has started, and for the
+memory that a private cluster leaves in its root.  It is forked before there are threads and runs nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import shutil
+import signal
+
+LINE = b"\n"
+END_LIMIT_S = 10.0  # for the processes of the launcher to be gone before their directory is removed
+
+
+class Guard:
+    """The launcher's end of the pipe."""
+
+    def __init__(self, fd: int, pid: int) -> None:
+        self._fd = fd
+        self._pid = pid
+
+    @classmethod
+    def start(cls) -> Guard:
+        """Fork the guard.  To be called while the process has one thread."""
+        read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                _serve(read_fd)
+            finally:  # whatever happens here must not run on as a second launcher
+                os._exit(0)
+        os.close(read_fd)
+        return cls(write_fd, pid)
+
+    def watch(self, pid: int) -> None:
+        """End the process group `pid` if we die."""
+        self._say(b"+ %d" % pid)
+
+    def forget(self, pid: int) -> None:
+        self._say(b"- %d" % pid)
+
+    def remove(self, directory: str) -> None:
+        """Remove the directory, whole, if we die."""
+        self._say(b"dir " + os.fsencode(directory))
+
+    def keep(self, directory: str) -> None:
+        """We have removed it ourselves."""
+        self._say(b"keep " + os.fsencode(directory))
+
+    def close(self) -> None:
+        """The end of the run: what is still named is ended, and the guard ends."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            os.waitpid(self._pid, 0)
+
+    def _say(self, words: bytes) -> None:
+        try:
+            os.write(self._fd, words + LINE)
+        except BrokenPipeError:  # somebody killed the guard: the run goes on without
+            return
+
+
+def _serve(read_fd: int) -> None:
+    os.setsid()
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
+        signal.signal(signum, signal.SIG_IGN)
+    signal.set_wakeup_fd(-1)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):  # a pipe to `head` must not stay open because of us
+        os.dup2(nothing, fd)
+    os.dup2(read_fd, 3)
+    os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+    groups, directories = _listen(3)
+    _end(groups)
+    for directory in directories:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _listen(fd: int) -> tuple[dict[int, int], list[str]]:
+    """Until the launcher's end is closed: the groups still alive (with a pidfd of their leader, or -1), and the directories."""
+    groups: dict[int, int] = {}
+    directories: list[str] = []
+    rest = b""
+    while data := os.read(fd, 4096):
+        *lines, rest = (rest + data).split(LINE)
+        for line in lines:
+            verb, _, what = line.partition(b" ")
+            if verb == b"+":
+                groups[int(what)] = _pidfd(int(what))
+            elif verb == b"-":
+                pidfd = groups.pop(int(what), -1)
+                if pidfd >= 0:
+                    os.close(pidfd)
+            elif verb == b"dir":
+                directories.append(os.fsdecode(what))
+            elif verb == b"keep" and os.fsdecode(what) in directories:
+                directories.remove(os.fsdecode(what))
+    return groups, directories
+
+
+def _pidfd(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except OSError:  # ended meanwhile
+        return -1
+
+
+def _end(groups: dict[int, int]) -> None:
+    """Kill every group and wait for the leaders' end."""
+    for pid in groups:
+        try:
+            os.killpg(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):  # all of it is gone
+            continue
+    for pidfd in groups.values():
+        if pidfd >= 0:
+            select.select([pidfd], [], [], END_LIMIT_S)

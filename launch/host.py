@@ -1,0 +1,186 @@
+"""What this host has and allows: CPUs, programs, descriptors, space.  Looks and refuses early; starts nothing."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import socket
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ..core.errors import PlugmlError, RootError, UsageError, WorldError
+from ..shm_protocol.create import bytes_of
+from . import words
+from .plan import RunPlan
+
+FDS_PER_WORKER = 12  # keeper, root, two FIFOs, two pipes, log, pidfd, and those that are open only while it starts
+FDS_BASE = 96
+SLACK_BYTES = 1 << 20
+
+
+class NotFoundError(PlugmlError):
+    """A program that cannot be started, as a shell would end: 127 not found, 126 not executable."""
+
+    def __init__(self, text: str, exit_code: int) -> None:
+        super().__init__(text)
+        self.exit_code = exit_code
+
+
+class Needs(NamedTuple):
+    """Bytes needed and bytes there."""
+
+    channels: int
+    root_free: int
+    result: int
+    result_free: int
+
+
+def host_name() -> str:
+    return socket.gethostname() or "this host"
+
+
+# -- programs ---------------------------------------------------------------------------------------------------------
+
+
+def check_programs(plan: RunPlan, environ: Mapping[str, str]) -> None:
+    """Refuse a command that surely cannot be started, before anything else is."""
+    path = dict(plan.variables).get("PATH", environ.get("PATH", os.defpath))
+    for command in dict.fromkeys(plan.arguments(worker)[0] for worker in range(plan.workers)):
+        check_program(command, path, plan.directory)
+    for name in dict.fromkeys(plan.stdin_of(worker) for worker in range(plan.workers)):
+        if name and not os.access(os.path.join(plan.directory, name), os.R_OK):
+            raise UsageError(f"--stdin {name}: no such file that can be read")
+
+
+def check_program(command: str, path: str, directory: str) -> None:
+    shown = words.command_line([command])
+    if "/" not in command:
+        if shutil.which(command, path=path) is None:
+            here = " (there is one in this directory: write ./ in front)" if os.path.exists(os.path.join(directory, command)) else ""
+            raise NotFoundError(f"trainer {shown} was not found in PATH{here}", 127)
+        return
+    full = os.path.join(directory, command)
+    try:
+        found = os.stat(full)
+    except OSError as error:
+        raise NotFoundError(f"trainer {shown} cannot be found: {error.strerror}; the path starts at {directory}", 127) from error
+    if stat.S_ISDIR(found.st_mode):
+        raise NotFoundError(f"trainer {shown} is a directory", 126)
+    if not os.access(full, os.X_OK):
+        raise NotFoundError(f"trainer {shown} is not executable: chmod +x it, or name its interpreter in front", 126)
+
+
+def start_failure(command: Sequence[str], error: OSError) -> tuple[str, int]:
+    """The sentence and exit code for a program that the kernel refused to start."""
+    shown = words.command_line(command)
+    if isinstance(error, FileNotFoundError):
+        return f"{shown}: not found (or the interpreter in its first line is not)", 127
+    if error.errno == 8:  # ENOEXEC
+        return f"{shown}: no program; a script needs a first line like #!/bin/sh", 126
+    if isinstance(error, PermissionError):
+        return f"{shown}: not executable", 126
+    return f"{shown}: {error.strerror}", 126
+
+
+# -- CPUs -------------------------------------------------------------------------------------------------------------
+
+
+def allowed_cpus(groups: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup")) -> float:
+    """CPUs that this process may use: the lower of affinity and control group quota."""
+    cpus = float(len(os.sched_getaffinity(0)))
+    quotas = []
+    for line in _read(mine).splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            quotas += [_quota_v2(place) for place in _upwards(groups, path)]
+        elif "cpu" in controllers.split(","):
+            for name in (controllers, "cpu"):
+                quotas += [_quota_v1(place) for place in _upwards(groups / name, path)]
+    return min([cpus, *(quota for quota in quotas if quota)])
+
+
+def _upwards(top: Path, path: str) -> list[Path]:
+    """The group and everything above it; in a container the path may not exist below its own mount."""
+    parts = [part for part in path.split("/") if part and part != ".."]
+    return [top.joinpath(*parts[:length]) for length in range(len(parts), -1, -1)]
+
+
+def _quota_v2(group: Path) -> float:
+    quota, _, period = _read(group / "cpu.max").strip().partition(" ")
+    return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() and int(period) else 0.0
+
+
+def _quota_v1(group: Path) -> float:
+    quota, period = _read(group / "cpu.cfs_quota_us").strip(), _read(group / "cpu.cfs_period_us").strip()
+    return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() and int(period) else 0.0
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+# -- descriptors and space --------------------------------------------------------------------------------------------
+
+
+def raise_descriptor_limit(workers: int) -> None:
+    """Lift the soft limit on open files as far as this run needs; refuse what the hard limit cannot hold."""
+    needed = FDS_BASE + FDS_PER_WORKER * workers
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise UsageError(f"{workers} workers need {needed} open files, {hard} are allowed: raise `ulimit -n`, or use fewer workers")
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def needs(plan: RunPlan, root: Path) -> Needs:
+    """What channels and result need, and what is free where they go."""
+    tables = sum(table.nbytes for table in plan.spec.tables)
+    return Needs(
+        sum(bytes_of(plan.info(worker)) for worker in range(plan.workers)), free_bytes(root), 2 * tables, free_bytes(Path(plan.result))
+    )
+
+
+def check_space(plan: RunPlan, root: Path) -> None:
+    """Refuse before the start what cannot fit at the end."""
+    need = needs(plan, root)
+    if need.channels > need.root_free:
+        raise RootError(
+            f"the channels of {plan.workers} workers need {words.amount(need.channels)} and {root} has {words.amount(need.root_free)} "
+            "free: use fewer workers, or set PLUGML_ROOT to a larger tmpfs"
+        )
+    if need.result + SLACK_BYTES > need.result_free:
+        raise WorldError(
+            f"the result needs {words.amount(need.result + SLACK_BYTES)} and {plan.result} has {words.amount(need.result_free)} "
+            "free: choose another place with --result DIR"
+        )
+
+
+def free_bytes(path: Path) -> int:
+    """Free bytes where the path is, or would be."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    state = os.statvfs(path)
+    if not state.f_blocks:  # a file system without a size, e.g. some tmpfs: only trying tells
+        return 1 << 62
+    return state.f_bavail * state.f_frsize
+
+
+def check_init_files(plan: RunPlan) -> None:
+    """A table's first value that comes from a file must be there and have the table's size."""
+    for table in plan.spec.tables:
+        if table.init != "file":
+            continue
+        path = str(table.init_settings["path"])
+        try:
+            size = os.stat(path).st_size
+        except OSError as error:
+            raise UsageError(f"table {table.name!r}: init file {path}: {error.strerror}") from error
+        if size != table.nbytes:
+            raise UsageError(f"table {table.name!r}: init file {path} has {size} bytes, the table {table.nbytes}")

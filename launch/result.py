@@ -1,0 +1,185 @@
+"""The result's place: claimed before the start, filled at the end, never left half under a final name.
+
+    <dir>/result.json  tables.npz  <table>.bin  logs/w0.log ...  w0/ ... (what the programs write)
+    <dir>/.lock        flock held while a run uses the place
+    <dir>/.saving-*    files before they are renamed; result.json is renamed last and holds the sum of each file
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..core.errors import UsageError, WorldError
+from ..core.table import TableSpec
+from .plan import NAMES_MAX, RunPlan
+
+LOGS = "logs"
+_CHUNK_BYTES = 1 << 22
+
+
+class Place:
+    """A claimed directory for the result of one run.  `directory` is absolute."""
+
+    def __init__(self, directory: Path, lock_fd: int, made: list[Path]) -> None:
+        self.directory = directory
+        self._lock_fd = lock_fd
+        self._made = made  # what we made, outermost first: removed again when nothing came of the run
+
+    @property
+    def logs(self) -> Path:
+        return self.directory / LOGS
+
+    def prepare(self, directory: str) -> str:
+        """An empty directory beside the final place.  Raises `OSError`."""
+        os.makedirs(directory, exist_ok=True)
+        for old in Path(directory).glob(".saving-*"):  # of a run that was killed while it saved
+            shutil.rmtree(old, ignore_errors=True)
+        return tempfile.mkdtemp(prefix=".saving-", dir=directory)
+
+    def discard(self, scratch: str) -> None:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+    def release(self) -> None:
+        """Let go of the place and remove what is empty in it; a run that left nothing leaves no directory either."""
+        if self._lock_fd < 0:
+            return
+        for entry in (self.logs, *self.directory.glob("w*")):
+            _remove_empty(entry)
+        (self.directory / ".lock").unlink(missing_ok=True)
+        for made in reversed(self._made):
+            _remove_empty(made)
+        os.close(self._lock_fd)
+        self._lock_fd = -1
+
+
+def claim(plan: RunPlan) -> tuple[RunPlan, Place]:
+    """Take the plan's result directory for this run; a default name gets a suffix where it is taken.
+
+    Raises `UsageError` when the place is in use or cannot be written.
+    """
+    for number in range(1, NAMES_MAX + 1):
+        candidate = plan if number == 1 else plan.renamed(f"{plan.spec.name}-{number}")
+        directory = Path(candidate.result)
+        own_name = not plan.name_given and "{job}" in plan.result_dir
+        if own_name and directory.exists():
+            continue
+        made = _make(directory, plan)
+        fd = _lock(directory, own_name)
+        if fd >= 0:
+            return candidate, Place(directory, fd, made)
+    raise UsageError(f"{plan.result} and {NAMES_MAX - 1} like it exist already: choose a name with --name, or a place with --result DIR")
+
+
+def _make(directory: Path, plan: RunPlan) -> list[Path]:
+    missing: list[Path] = []
+    place = directory
+    while not place.exists() and place != place.parent:
+        missing.insert(0, place)
+        place = place.parent
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / LOGS).mkdir(exist_ok=True)
+        for worker in range(plan.workers):
+            (directory / f"w{worker}").mkdir(exist_ok=True)
+    except OSError as error:
+        raise _not_writable(directory, error) from error
+    return missing
+
+
+def _lock(directory: Path, may_try_another: bool) -> int:
+    """Descriptor that holds the place, -1 when it is in use and another name may be tried."""
+    path = directory / ".lock"
+    while True:
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _not_writable(directory, error) from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            if may_try_another:
+                return -1
+            raise UsageError(f"another run is using {directory}: wait for it, or choose another --name or --result") from None
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):  # file systems without locks: nothing to hold
+                os.close(fd)
+                raise _not_writable(directory, error) from error
+        if os.path.exists(path) and os.path.samestat(os.fstat(fd), os.stat(path)):
+            return fd
+        os.close(fd)  # its last holder has just removed it
+
+
+def _not_writable(directory: Path, error: OSError) -> UsageError:
+    return UsageError(f"the result cannot be written to {directory}: {error.strerror}; choose another place with --result DIR")
+
+
+def publish(tables: tuple[TableSpec, ...], scratch: Path, directory: Path, document: dict[str, Any]) -> tuple[str, ...]:
+    """Check the agent's raw files, add `tables.npz` and `result.json`, and rename all of it to its final names.
+
+    Raises `WorldError` or `OSError`; the final names are then as they were.
+    """
+    described = []
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    for table in tables:
+        path = scratch / f"{table.name}.bin"
+        size = path.stat().st_size
+        if size != table.nbytes:
+            raise WorldError(f"{path.name} has {size} bytes, the table {table.nbytes}")
+        flat = np.memmap(path, dtype=table.numpy_dtype, mode="r")
+        arrays[table.name] = flat.reshape(table.shape, order="F" if table.order == "F" else "C")
+        described.append({
+            "name": table.name, "file": path.name, "shape": list(table.shape), "dtype": table.dtype, "order": table.order,
+            "bytes": size, **_inspected(path, table),
+        })  # fmt: skip
+    with zipfile.ZipFile(scratch / "tables.npz", "w", zipfile.ZIP_STORED) as file:  # np.savez takes no table called "file"
+        for name, array in arrays.items():
+            with file.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+    names = [f"{table.name}.bin" for table in tables] + ["tables.npz", "result.json"]
+    whole = {**document, "tables": described, "result": str(directory), "files": names}
+    (scratch / "result.json").write_text(json.dumps(whole, indent=1) + "\n")
+    for name in names:
+        _sync(scratch / name)
+
+    for name in names:
+        os.replace(scratch / name, directory / name)
+    _sync(directory)
+    os.rmdir(scratch)
+    return tuple(names)
+
+
+def _inspected(path: Path, table: TableSpec) -> dict[str, Any]:
+    """Sum of the bytes, and whether every number is finite."""
+    value, finite = 0, True
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):  # a multiple of every number's size
+            value = zlib.crc32(chunk, value)
+            finite = finite and bool(np.isfinite(np.frombuffer(chunk, table.numpy_dtype)).all())
+    return {"crc32": value, "finite": finite}
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _remove_empty(directory: Path) -> None:
+    try:
+        directory.rmdir()
+    except OSError:  # not there, or something lies in it: then it stays
+        return
