@@ -1,0 +1,382 @@
+"""Messages to and from other nodes over zmq: one ROUTER where we are called, one DEALER for each node that we call.
+
+Owns sockets, frames and the bytes that wait in them.  Refuses to know what a message means, and promises nothing about
+its arrival: a peer that is away, slow or talks nonsense costs its own messages, never ours and never the process.
+
+    Network.send -> DEALER -----------------> ROUTER of the peer      for nodes given to connect()
+                 -> our ROUTER -------------> DEALER of the peer      else: an answer, by the name that it called with
+
+zmq's descriptor is edge-triggered, and a send or a receive may swallow its signal.  So a socket is read until it says
+that it is empty: after every wake, and once per turn of the loop when it was sent on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import zmq
+
+from ..core.errors import PeerError, WorldError
+from ..core.limits import Limits
+from ..wire import codec
+from ..wire.messages import Buffer, Message
+from .lent import Lent, Queue
+
+NO_COPY_BYTES = 64 << 10  # below this a copy costs less than handing the memory over
+MESSAGES_A_TURN = 256
+IO_THREADS = 2
+LINGER_MS = 1_000
+HANDSHAKE_MS = 10_000
+RECONNECT_MS = (100, 2_000)
+LOCAL_RECONNECT_MS = (10, 500)  # a knock on a socket of this host costs microseconds
+WAITING_MAX = 64  # small messages that wait for the first connection to a node
+PEERS_MAX = 8_192  # remembered by name
+IPC_PATH_BYTES_MAX = 107
+
+_NAME = re.compile(rb"[a-z][a-z0-9]{0,15}(\.[0-9a-f]{8})?\Z")
+
+Deliver = Callable[[str, Message], None]
+Socket = zmq.Socket[bytes]
+
+
+class _Line:
+    """One peer: the socket that leads to it, how that is read, and what waits for the peer."""
+
+    __slots__ = ("name", "socket", "read", "prefix", "queue", "waiting", "away", "full", "bad")
+
+    def __init__(self, name: str, socket: Socket, read: Callable[[], None], prefix: bytes) -> None:
+        self.name = name
+        self.socket = socket
+        self.read = read
+        self.prefix = prefix  # the identity frame in front, for our ROUTER
+        self.queue = Queue()
+        self.waiting: deque[list[bytes]] | None = None  # until the first connection
+        self.away = self.full = self.bad = False  # as the log was last told
+
+
+class Network:
+    """The node's sockets.  `deliver(sender, message)` is called for each message, `log(event, **fields)` once per change."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        name: str,
+        bind: str | None,
+        deliver: Deliver,
+        limits: Limits = Limits(),
+        log: Callable[..., None] = lambda event, **fields: None,
+    ) -> None:
+        self.name = name
+        self.endpoint = ""  # where we are called; a port of 0 is filled in
+        self.sent = self.received = self.bytes_sent = self.bytes_received = 0
+        self.away = self.full = self.refused = self.strangers = 0  # messages dropped, and why
+        self._loop = loop
+        self._deliver = deliver
+        self._limits = limits
+        self._log = log
+        self._lent = Lent()
+        self._dealers: dict[str, _Line] = {}
+        self._callers: dict[str, _Line] = {}
+        self._names: dict[bytes, str] = {}
+        self._reading: Socket | None = None
+        self._touched: dict[Socket, Callable[[], None]] = {}  # sent on, and not read since
+        self._context = zmq.Context(IO_THREADS)
+        self._context.set(zmq.MAX_SOCKETS, limits.nodes_max + 64)
+        self._router = None if bind is None else self._listen(bind)
+
+    # -- for the node's effects ---------------------------------------------------------------------------------------
+
+    def send(self, to: str, message: Message) -> None:
+        """Hand a message over.  What cannot go out now is dropped and counted: whoever cares asks again."""
+        if to == self.name:
+            self._loop.call_soon(self._deliver, to, message)
+            return
+        line = self._dealers.get(to) or self._callers.get(to) or self._caller(to)
+        if line is None:
+            self.away += 1
+            return
+
+        frames = codec.encode(message)
+        nbytes = sum([memoryview(frame).nbytes for frame in frames])
+        if line.waiting is None:
+            self._send(line, frames, nbytes)
+        elif nbytes < NO_COPY_BYTES:
+            line.waiting.append([bytes(frame) for frame in frames])
+            self._flush(line)
+        else:
+            self.away += 1
+
+    def connect(self, node: str, endpoint: str) -> None:
+        """From now on messages to `node` go to `endpoint`.  Small ones that are sent before it is up wait for it."""
+        if node in self._dealers:
+            return
+        try:
+            socket = self._socket(zmq.DEALER)
+            socket.set(zmq.IMMEDIATE, 1)  # nothing is queued for a peer that is away
+            low, high = LOCAL_RECONNECT_MS if endpoint.startswith("ipc:") else RECONNECT_MS
+            socket.set(zmq.RECONNECT_IVL, low)
+            socket.set(zmq.RECONNECT_IVL_MAX, high)
+            socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            self._log("endpoint_unusable", peer=node, endpoint=endpoint, why=error.strerror)
+            return
+        line = _Line(node, socket, lambda: None, b"")
+        line.read = partial(self._read_dealer, line)
+        line.waiting = deque(maxlen=WAITING_MAX)
+        self._dealers[node] = line
+        self._loop.add_reader(socket.fileno(), line.read)
+
+    def disconnect(self, node: str) -> None:
+        """Forget the node and whatever still waits for it."""
+        self._callers.pop(node, None)
+        line = self._dealers.pop(node, None)
+        if line is not None:
+            self._shut(line.socket, 0)
+
+    def is_lent(self, array: Any) -> bool:
+        """True while a send still reads from this array: write to another one."""
+        return self._lent.covers(array)
+
+    def close(self, linger_ms: int = LINGER_MS) -> None:
+        """Give what was sent a moment to leave, then be silent.  Nothing is delivered any more."""
+        for line in self._dealers.values():
+            self._shut(line.socket, linger_ms)
+        self._dealers.clear()
+        self._callers.clear()
+        if self._router is not None:
+            self._shut(self._router, linger_ms)
+            self._router = None
+        self._context.term()
+
+    def counters(self) -> dict[str, int]:
+        """For beats and status pages."""
+        names = ("sent", "received", "bytes_sent", "bytes_received", "away", "full", "refused", "strangers")
+        return {f"net_{name}": getattr(self, name) for name in names}
+
+    # -- sockets ------------------------------------------------------------------------------------------------------
+
+    def _socket(self, kind: int) -> Socket:
+        socket = self._context.socket(kind)
+        socket.set(zmq.IDENTITY, self.name.encode())
+        socket.set(zmq.SNDHWM, 0)  # zmq drops silently at its own mark: the bytes are bounded by our Queue
+        socket.set(zmq.RCVHWM, 0)
+        socket.set(zmq.LINGER, LINGER_MS)
+        socket.set(zmq.MAXMSGSIZE, self._limits.frame_bytes_max)
+        socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        socket.set(zmq.TCP_KEEPALIVE, 1)
+        socket.set(zmq.TCP_KEEPALIVE_IDLE, 10)
+        socket.set(zmq.TCP_KEEPALIVE_INTVL, 5)
+        socket.set(zmq.TCP_KEEPALIVE_CNT, 3)
+        return socket
+
+    def _listen(self, endpoint: str) -> Socket:
+        path = endpoint.removeprefix("ipc://")
+        if path != endpoint and len(path.encode()) > IPC_PATH_BYTES_MAX:
+            self._context.term()
+            raise WorldError(
+                f"{path} is longer than the {IPC_PATH_BYTES_MAX} bytes of a unix socket's path: "
+                "take a shorter cluster name or --root"
+            )
+        router = self._socket(zmq.ROUTER)
+        router.set(zmq.ROUTER_MANDATORY, 1)
+        router.set(zmq.ROUTER_HANDOVER, 1)
+        try:
+            router.bind(endpoint)
+        except zmq.ZMQError as error:
+            router.close(linger=0)
+            self._context.term()
+            raise WorldError(f"cannot listen on {endpoint}: {error.strerror}") from error
+        self.endpoint = router.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        self._loop.add_reader(router.fileno(), self._read_router)
+        return router
+
+    def _shut(self, socket: Socket, linger_ms: int) -> None:
+        self._touched.pop(socket, None)
+        self._loop.remove_reader(socket.fileno())
+        socket.close(linger=linger_ms)
+
+    # -- sending ------------------------------------------------------------------------------------------------------
+
+    def _send(self, line: _Line, frames: list[Any], nbytes: int) -> bool:
+        """False: the peer is away, nothing was sent."""
+        waits = line.queue.nbytes()
+        if waits and waits + nbytes > self._limits.queue_bytes_max:
+            self.full += 1
+            if not line.full:
+                line.full = True
+                self._log("peer_full", peer=line.name, bytes=waits)
+            return True
+
+        socket = line.socket
+        self._touch(line)
+        try:
+            if line.prefix:
+                socket.send(line.prefix, zmq.NOBLOCK | zmq.SNDMORE)
+            self._send_frames(line, frames, nbytes)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
+                raise
+            self._is_away(line)
+            return False
+
+        self.sent += 1
+        self.bytes_sent += nbytes
+        if line.away or line.full:
+            line.away = line.full = False
+            self._log("peer_back", peer=line.name)
+        return True
+
+    def _send_frames(self, line: _Line, frames: list[Any], nbytes: int) -> None:
+        """Once zmq has taken the first frame it takes, or drops, the others too: only the first can fail."""
+        socket, last = line.socket, len(frames) - 1
+        due = line.queue.wants_tracker(nbytes)
+        tracker = None
+        for number, frame in enumerate(frames):
+            flags = zmq.NOBLOCK | zmq.SNDMORE if number < last else zmq.NOBLOCK
+            lend = number > 0 and memoryview(frame).nbytes >= NO_COPY_BYTES
+            if not lend and not (due and number == last):
+                socket.send(frame, flags)
+                continue
+            tracked = zmq.Frame(frame, track=True, copy=False, copy_threshold=0)
+            socket.send(tracked, flags, copy=False)
+            tracker = tracked.tracker
+            if lend:
+                self._lent.add(frame, tracker)
+        line.queue.note(nbytes, tracker)
+
+    def _is_away(self, line: _Line) -> None:
+        if line.waiting is not None:
+            return  # It was never there yet: no news.
+        self.away += 1
+        if not line.away:
+            line.away = True
+            self._log("peer_away", peer=line.name)
+
+    def _flush(self, line: _Line) -> None:
+        """Send what waits for the first connection: it is up when zmq takes a message."""
+        while line.waiting:
+            frames = line.waiting[0]
+            if not self._send(line, frames, sum([len(frame) for frame in frames])):
+                return
+            line.waiting.popleft()
+        line.waiting = None
+
+    def _caller(self, name: str) -> _Line | None:
+        """The way back to a node that calls us, None if nobody does."""
+        if self._router is None:
+            return None
+        if len(self._callers) >= PEERS_MAX:
+            self._callers.clear()
+        line = self._callers[name] = _Line(name, self._router, self._read_router, name.encode())
+        return line
+
+    def _touch(self, line: _Line) -> None:
+        if line.socket is self._reading:
+            return
+        if not self._touched:
+            self._loop.call_soon(self._sweep)
+        self._touched[line.socket] = line.read
+
+    def _sweep(self) -> None:
+        """Read what the sends of this turn have swallowed the signal of."""
+        touched, self._touched = self._touched, {}
+        for socket, read in touched.items():
+            if not socket.closed and int(socket.get(zmq.EVENTS)) & zmq.POLLIN:
+                read()
+
+    # -- receiving ----------------------------------------------------------------------------------------------------
+
+    def _read_router(self) -> None:
+        router = self._router
+        if router is None:
+            return
+        for _ in range(MESSAGES_A_TURN):
+            self._reading = router
+            try:
+                identity = router.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                self._reading = None
+                return
+            frames = self._frames(router)
+            sender = self._names.get(identity) or self._name_of(identity)
+            if sender:
+                self._receive(sender, frames)
+            else:
+                self.strangers += 1
+            if router.closed:
+                return
+        self._reading = None
+        self._loop.call_soon(self._read_router)
+
+    def _read_dealer(self, line: _Line) -> None:
+        socket = line.socket
+        if socket.closed:
+            return
+        for _ in range(MESSAGES_A_TURN):
+            self._reading = socket
+            try:
+                head = socket.recv(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                if line.waiting:
+                    self._flush(line)
+                self._reading = None
+                return
+            frames = self._frames(socket) if head.more else []
+            # An endpoint outlives its process.  Who answers there after a restart is another node.
+            if _identity(head) == line.name:
+                self._receive(line.name, [head.bytes, *frames])
+            else:
+                self.strangers += 1
+            if socket.closed:
+                return
+        self._reading = None
+        self._loop.call_soon(line.read)
+
+    def _frames(self, socket: Socket) -> list[Buffer]:
+        """The rest of a message: its head, which is small, as bytes, and the payload as it lies."""
+        frames: list[Buffer] = [socket.recv(zmq.NOBLOCK)]
+        more = socket.get(zmq.RCVMORE)
+        while more:
+            frame = socket.recv(zmq.NOBLOCK, copy=False)
+            more = frame.more
+            if len(frames) <= self._limits.frames_max:
+                frames.append(frame)
+        return frames
+
+    def _receive(self, sender: str, frames: list[Buffer]) -> None:
+        try:
+            message = codec.decode(frames, self._limits)
+        except PeerError as error:
+            self._is_bad(sender, str(error))
+            return
+        self.received += 1
+        self._deliver(sender, message)
+
+    def _is_bad(self, sender: str, why: str) -> None:
+        self.refused += 1
+        line = self._dealers.get(sender) or self._callers.get(sender) or self._caller(sender)
+        if line is not None and not line.bad:
+            line.bad = True
+            self._log("peer_refused", peer=sender, why=why)
+
+    def _name_of(self, identity: bytes) -> str:
+        """The node's name, "" if it is none (zmq gives a number of its own to who calls without a name)."""
+        if not _NAME.match(identity):
+            return ""
+        if len(self._names) >= PEERS_MAX:
+            self._names.clear()
+        name = self._names[identity] = identity.decode()
+        return name
+
+
+def _identity(frame: zmq.Frame) -> str:
+    """Name that the other end of the connection gave in its handshake, "" if none."""
+    try:
+        return str(frame.get("Identity"))
+    except (zmq.ZMQError, UnicodeDecodeError):
+        return ""

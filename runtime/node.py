@@ -1,0 +1,205 @@
+"""A daemon: loop, signals, log, readiness, network and driver put together, for one machine.
+
+Owns how a node starts and how it ends.  Refuses to know what the machine does; a shell hands in a function that makes
+it, and performers for the effects that are the shell's own.
+
+    exit code   0 told to end (SIGTERM, SIGINT)   as the machine's Stop said   as the error said (no space, port taken)
+                70 an exception that nobody expected: the log has the traceback and the last events
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import gc
+import os
+import random
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import uvloop
+
+from ..core.effects import Connect, Disconnect, Log, Machine, Send, Stop
+from ..core.errors import PlugmlError
+from ..core.limits import Limits
+from .descriptors import raise_limit
+from .driver import Driver, Performer
+from .log import LogFile
+from .memory import keep_freed_memory
+from .network import Network
+
+EXIT_CRASH = 70
+
+
+def node_name(id_: str) -> str:
+    """The name of a new incarnation of node `id_`: `s0` -> `s0.9f3a01c2`."""
+    return f"{id_}.{os.urandom(4).hex()}"
+
+
+def now_us() -> int:
+    """Microseconds of the monotonic clock."""
+    return time.monotonic_ns() // 1_000
+
+
+def sd_notify(text: str) -> None:
+    """Tell the supervisor (systemd, or our own: the same words) when it left an address to talk to."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+        try:
+            channel.sendto(text.encode(), address.replace("@", "\0", 1) if address[0] == "@" else address)
+        except OSError:
+            return  # a supervisor that has gone wants no news
+
+
+class Node:
+    """What a shell's `make_machine` is handed, and keeps.
+
+    `performers` takes the callables for the shell's own effects; `feed` gives the machine an event (sender "" = of
+    this process) and belongs to the loop's thread; `at_end` callbacks run last first, before the network closes.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, name: str, bind: str | None, limits: Limits, log: LogFile, says_ready: bool
+    ) -> None:
+        self.loop = loop
+        self.name = name
+        self.limits = limits
+        self.log = log
+        self.exit_code = 0
+        self.stopping = False
+        self.network = Network(loop, name, bind, self.feed, limits, log)
+        self.draw: Callable[[int, int], int] = random.SystemRandom().randint
+        self.performers: dict[type[Any], Performer] = {
+            Send: lambda effect: self.network.send(effect.to, effect.message),
+            Connect: lambda effect: self.network.connect(effect.node, effect.endpoint),
+            Disconnect: lambda effect: self.network.disconnect(effect.node),
+            Log: self._log,
+            Stop: lambda effect: self.stop(effect.exit_code, effect.text),
+        }
+        self._driver: Driver | None = None
+        self._ends: list[Callable[[], object]] = []
+        self._says_ready = says_ready
+        self._ready = False
+
+    @staticmethod
+    def now_us() -> int:
+        return now_us()
+
+    def feed(self, sender: str, message: Any) -> None:
+        assert self._driver is not None, "events come when the loop runs, not while the machine is made"
+        self._driver.feed(sender, message)
+
+    def is_lent(self, array: Any) -> bool:
+        """True while a send still reads from this array."""
+        return self.network.is_lent(array)
+
+    def at_end(self, callback: Callable[[], object]) -> None:
+        self._ends.append(callback)
+
+    def ready(self) -> None:
+        """Say once that this node does its work: in the log, and to the supervisor."""
+        if not self._ready:
+            self._ready = True
+            self.log("ready", pid=os.getpid(), endpoint=self.network.endpoint)
+            sd_notify(f"READY=1\nMAINPID={os.getpid()}\nX_PLUGML_NODE={self.name}")
+
+    def stop(self, exit_code: int, text: str) -> None:
+        """End this process in order; the first reason counts."""
+        if self.stopping:
+            return
+        self.stopping = True
+        self.exit_code = exit_code
+        self.log("stop", code=exit_code, text=text)
+        if exit_code:
+            tell(text)
+        self.loop.stop()
+
+    # -- for run_node -------------------------------------------------------------------------------------------------
+
+    def run(self, machine: Machine) -> None:
+        self._driver = Driver(self.loop, machine, self.performers, now_us)
+        self.loop.call_soon(self._driver.start)
+        if not self._says_ready:
+            self.loop.call_soon(self.ready)
+        self.loop.run_forever()
+
+    def end(self) -> None:
+        if self._driver is not None:
+            self._driver.close()
+        while self._ends:
+            self._ends.pop()()
+        self.network.close(linger_ms=0 if self.exit_code == EXIT_CRASH else 1_000)
+
+    def crash(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """The loop's exception handler.  An error that was raised on purpose ends with its own code and sentence."""
+        error = context.get("exception")
+        if isinstance(error, PlugmlError):
+            self.stop(getattr(error, "exit_code", 1), str(error))
+            return
+        for line in self._driver.story() if self._driver is not None else []:
+            self.log("before_crash", told=line)
+        trace = traceback.format_exception(error) if error is not None else []
+        for line in "".join(trace).splitlines():
+            self.log("traceback", line=line)
+        self.stop(EXIT_CRASH, f"{self.name} failed: {error!r} {context.get('message', '')}".strip())
+
+    def _log(self, effect: Log) -> None:
+        if effect.event == "ready":
+            self.ready()
+        else:
+            self.log.write(effect.event, effect.fields)
+
+
+def run_node(
+    make_machine: Callable[[Node], Machine],
+    name: str,
+    bind: str | None,
+    *,
+    limits: Limits = Limits(),
+    log: LogFile | None = None,
+    says_ready: bool = False,
+) -> int:
+    """Run one node until it is told to end; gives the exit code.
+
+    `make_machine(node)` is called once, before the loop runs; it may raise PlugmlError.  With `says_ready` the node is
+    ready when the machine logs the event `ready` (or the shell calls `node.ready()`), else as soon as it listens.
+    """
+    raise_limit()
+    keep_freed_memory()
+    faulthandler.enable()
+    log = log or LogFile(name)
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        node = Node(loop, name, bind, limits, log, says_ready)
+        loop.set_exception_handler(node.crash)
+        try:
+            sd_notify(f"STATUS=starting\nMAINPID={os.getpid()}\nX_PLUGML_NODE={name}")
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                loop.add_signal_handler(number, node.stop, 0, f"got {number.name}")
+            machine = make_machine(node)
+            gc.collect()
+            gc.freeze()  # what lives from the start is never garbage: full collections skip it
+            node.run(machine)
+        finally:
+            node.end()
+        log("end", code=node.exit_code)
+        return node.exit_code
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+        log.close()
+
+
+def tell(text: str) -> None:
+    """A sentence on standard error, whoever may or may not read it."""
+    try:
+        os.write(2, f"plugml: {text}\n".encode())
+    except OSError:
+        return
