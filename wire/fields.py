@@ -16,6 +16,7 @@ INT_MAX = (1 << 63) - 1  # fits every language's signed 64 bits and numpy's int6
 #: Fields whose numbers may be negative, and how far down.
 LOWEST: dict[tuple[str, str], int] = {
     ("Standing", "stop_clock"): -1,
+    ("Standing", "end"): -1,
     ("Roster", "members"): -1,
     ("NodeExit", "status"): -(1 << 31),
 }
