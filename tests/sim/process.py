@@ -19,6 +19,10 @@ from .world import Violation, World
 SPINS_MAX = 200  # on_time called so often without time passing: the deadline never goes away
 
 
+class Killed(Exception):
+    """Raised by a performer in the middle of an effect: the process dies there.  The text is the kind of fault."""
+
+
 class Process:
     """One node: `node_id` stays over restarts, `name` has a new incarnation after each."""
 
@@ -123,11 +127,9 @@ class Process:
         if not self._running and not self._resting:
             self._run()
 
-    def adopt_effects(self, effects: list[Any]) -> None:
-        """Perform effects that a machine gave outside of an event (its construction)."""
-        self._effects.extend(effects)
-        if not self._running and not self._resting:
-            self._run()
+    def feed_later(self, sender: str, message: Any) -> None:
+        """An event for a machine that is just being made: it comes first once the process runs."""
+        self._inbox.append((sender, message))
 
     def _run(self) -> None:
         self._running = True
@@ -180,7 +182,12 @@ class Process:
             raise Violation(f"{self.name} asked for an effect that nobody performs: {effect!r}")
         if type(effect) is not Send and self.world.print_trace:
             self.world.note(self.name, "does", effect)
-        answer = performer(effect)
+        try:
+            answer = performer(effect)
+        except Killed as kind:
+            self.world.fault(str(kind), f"{self.name} within {type(effect).__name__}")
+            self.crash()
+            return
         if answer is not None:
             self._inbox.append(("", answer))
         if self.world.happens(self.linger_rate):

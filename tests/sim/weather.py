@@ -88,10 +88,10 @@ def _rate(world: World, most: float) -> float:
     return world.random.random() * most if world.happens(0.5) else 0.0
 
 
-def draw_spec(world: World, plan: Plan) -> JobSpec:
+def draw_spec(world: World, plan: Plan, consistency: str = "") -> JobSpec:
     """A job of two or three tables: one for counting, one for exact values, perhaps one that a program initialises."""
     draw = world.draw
-    consistency = ("bsp", "asp")[draw(0, 1)]
+    consistency = consistency or ("bsp", "asp")[draw(0, 1)]
     tables = [_counting_table(world, plan), _exact_table(world, consistency)]
     if world.happens(0.3):
         tables.append(TableSpec("offered", (draw(1, 200),), dtype="f64", optimizer="add", init="program", combine="sum"))

@@ -1,0 +1,297 @@
+"""A cluster in one process: builds it from a plan, lets the weather loose, heals it, and says whether it held.
+
+Phase 1, safety: faults come as planned; every read is checked when it happens, every machine after every event.
+Phase 2, liveness: the faults end, the dead are started again, and whatever is pending must finish in bounded time,
+or the run fails with the reasons that the machines give.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from plugml.agent import effects as fx
+from plugml.core.effects import Log
+from plugml.core.errors import PlugmlError
+from plugml.core.limits import SECOND
+from plugml.master.effects import StoreCas, StoreDone
+
+from . import machines
+from .host import Host
+from .launcher import Launcher
+from .network import Network
+from .process import Process
+from .store import MemoryStore
+from .weather import GENS, Plan
+from .workload import Ledger
+from .world import Violation, World
+
+HEALED_US_MAX = 90 * SECOND  # simulated time that pending work may take once the weather is over
+#: Whatever a machine, a checker or the codec raises is a finding; only the end of the harness itself is not.
+FINDINGS = (
+    ArithmeticError, AssertionError, AttributeError, BufferError, LookupError, NameError, OSError, PlugmlError, RuntimeError,
+    TypeError, ValueError, Violation, struct.error,
+)  # fmt: skip
+LOST_BY_NAME = re.compile(r"server s\d+ held the only copy of \d+ range")
+
+
+class Cluster:
+    """One run."""
+
+    def __init__(self, world: World, plan: Plan) -> None:
+        assert plan.spec is not None
+        self.world = world
+        self.plan = plan
+        self.ledger = Ledger(world.seed, plan)
+        self.network = Network(world, plan.network)
+        self.store = MemoryStore(world, plan.store_unknown)
+        self.stormy = True
+        self.outcome = ""
+        self._connections = 0
+        self._asked_export = False
+        self._exported = False
+        self._server_died = False
+        self.hosts = [Host(world, f"h{number}") for number in range(plan.agents)]
+        self.master = self._process("m0", self._make_master, self._master_performers, fixed_name=True)
+        self.servers = [self._process(f"s{i}", self._make_server, lambda process: machines.server_performers()) for i in range(plan.servers)]
+        self.agents = [self._agent(number, host) for number, host in enumerate(self.hosts)]
+        self.launchers = [
+            Launcher(
+                world, host, agent, plan, self.ledger, [w for w in range(plan.workers) if w % plan.agents == number],
+                self._draw_connection,
+            )
+            for number, (host, agent) in enumerate(zip(self.hosts, self.agents))
+        ]  # fmt: skip
+
+    # -- processes
+
+    def _process(
+        self, node_id: str, make: Callable[[Process], Any], performers: Callable[[Process], dict[type[Any], Any]],
+        fixed_name: bool = False,
+    ) -> Process:  # fmt: skip
+        process = Process(self.world, self.network, node_id, f"ipc://{node_id}", make, performers, fixed_name)
+        process.linger_rate = self.plan.linger
+        process.on_death = self._died
+        process.on_log = self._logged
+        return process
+
+    def _agent(self, number: int, host: Host) -> Process:
+        def make(process: Process) -> Any:
+            return machines.make_agent(process, self.plan.limits, host)
+
+        def performers(process: Process) -> dict[type[Any], Any]:
+            name = process.name
+
+            def ear(event: Any) -> None:
+                if process.alive and process.name == name:
+                    process.feed("", event)
+
+            known = host.performers(ear, lambda array: self.network.is_lent(process, array))
+            known[fx.Tell] = lambda effect: self.launchers[number].told(name, effect.connection, effect.document)
+            return known
+
+        agent = self._process(f"a{number}", make, performers)
+        agent.crash_rate = self.plan.effect_crash
+        return agent
+
+    def _make_server(self, process: Process) -> Any:
+        return machines.make_server(process, self.plan.limits)
+
+    def _make_master(self, process: Process) -> Any:
+        return machines.make_master(process, self.plan.limits, self.plan.servers)
+
+    def _master_performers(self, process: Process) -> dict[type[Any], Any]:
+        incarnation = process.incarnation
+
+        def answer(key: str, outcome: str, version: int, value: bytes) -> None:
+            if process.alive and process.incarnation == incarnation:
+                process.feed("", StoreDone(key, outcome, version, value, "simulated" if outcome == "unknown" else ""))
+
+        return {StoreCas: lambda effect: self.store.compare_and_swap(effect.key, effect.version, effect.value, answer)}
+
+    def _draw_connection(self) -> int:
+        self._connections += 1
+        return self._connections
+
+    def _died(self, process: Process) -> None:
+        if process.stopped is not None:
+            raise Violation(f"{process.name} stopped by itself: {process.stopped}")
+        for host, agent, launcher in zip(self.hosts, self.agents, self.launchers):
+            if agent is process:
+                host.forget_agent()
+                self.world.after(self.world.draw(10, 500), launcher.agent_died)
+        self.world.after(self.world.draw(1_000, 400_000), self._start_again, process)
+
+    def _start_again(self, process: Process) -> None:
+        if not process.alive:
+            process.start()
+
+    def _logged(self, process: Process, log: Log) -> None:
+        self.world.reached(f"log {log.event}")
+
+    # -- weather
+
+    def start(self) -> None:
+        processes = [self.master, *self.servers, *self.agents]
+        if self.plan.shuffled_start:
+            for process in processes:
+                self.world.after(self.world.draw(0, 800_000), self._start_again, process)
+        else:
+            for process in processes:
+                self._start_again(process)
+        for launcher in self.launchers:
+            self.world.after(self.world.draw(0, 300_000), launcher.start)
+        self._plan_weather()
+
+    def _plan_weather(self) -> None:
+        plan = self.plan
+        self._every(plan.agent_crash_us, lambda: self._crash(self._one_of(self.agents)))
+        self._every(plan.master_crash_us, lambda: self._crash(self.master))
+        self._every(plan.program_kill_us, self._kill_program)
+        self._every(plan.launcher_kill_us, self._kill_launcher)
+        self._every(plan.pause_us, self._pause)
+        self._every(plan.cut_us, self._cut)
+        self._every(plan.slow_us, self._slow)
+        if plan.server_crash_at_us:
+            self.world.after(plan.server_crash_at_us, self._crash_server)
+
+    def _every(self, mean_us: int, happen: Callable[[], None]) -> None:
+        """Let something happen again and again while the weather lasts."""
+        if not mean_us:
+            return
+
+        def now() -> None:
+            if self.stormy:
+                happen()
+                self.world.after(self.world.draw(1, 2 * mean_us), now)
+
+        self.world.after(self.world.draw(1, 2 * mean_us), now)
+
+    def _one_of(self, items: list[Any]) -> Any:
+        return items[self.world.draw(0, len(items) - 1)]
+
+    def _crash(self, process: Process) -> None:
+        if process.alive:
+            self.world.fault("agent crash" if process in self.agents else "master crash", process.name)
+            process.crash()
+
+    def _crash_server(self) -> None:
+        server = self._one_of(self.servers)
+        if server.alive and self.stormy:
+            self._server_died = True
+            self.world.fault("server crash", server.name)
+            server.crash()
+
+    def _kill_program(self) -> None:
+        alive = [program for launcher in self.launchers for program in launcher.programs.values()]
+        if alive:
+            program = self._one_of(alive)
+            if program.stream[1] < GENS:
+                self.world.fault("program kill", program.channel.name)
+                program.kill()
+
+    def _kill_launcher(self) -> None:
+        launcher = self._one_of(self.launchers)
+        newest = max((program.stream[1] for program in launcher.programs.values()), default=0)
+        if not launcher.alive or launcher.done or newest >= GENS or launcher.starting:
+            return
+        self.world.fault("launcher kill", launcher.host.name)
+        launcher.kill()
+        if self.world.happens(0.5) and launcher.agent.alive:
+            self.world.fault("agent crash", "together with its launcher")
+            launcher.agent.crash()
+        self.world.after(self.world.draw(1_000, 500_000), launcher.start)
+
+    def _pause(self) -> None:
+        process = self._one_of([self.master, *self.servers, *self.agents])
+        if process.alive:
+            duration = self.world.draw(1_000, self.plan.limits.dead_us // 2)
+            self.world.fault("pause", f"{process.name} for {duration} us")
+            process.pause(duration)
+
+    def _pair(self) -> tuple[str, str]:
+        everybody = [self.master, *self.servers, *self.agents]
+        source, target = self._one_of(everybody), self._one_of(everybody)
+        return source.endpoint, target.endpoint
+
+    def _cut(self) -> None:
+        source, target = self._pair()
+        if source != target:
+            self.network.cut(source, target, self.world.draw(1_000, self.plan.limits.dead_us // 2))
+
+    def _slow(self) -> None:
+        source, target = self._pair()
+        if source != target:
+            self.network.slow(source, target, self.world.draw(1_000, 1_000_000))
+
+    # -- a run
+
+    def run(self) -> str:
+        """Both phases; returns `finished` or `lost`, raises one of FINDINGS."""
+        self.start()
+        self.world.run_until(self._over, self.plan.weather_us)
+        self.heal()
+        if not self.world.run_until(self._over, self.world.now_us + HEALED_US_MAX):
+            raise Violation("the weather is over and still:\n  " + "\n  ".join(self.waits()))
+        self.ledger.judge()
+        if self.outcome == "finished" and any(host.channels for host in self.hosts):
+            raise Violation(f"channels are left behind: {[sorted(host.channels) for host in self.hosts]}")
+        for process in [self.master, *self.servers, *self.agents]:
+            if process.alive:
+                self.world.fold(process.machine.digest())
+        return self.outcome
+
+    def heal(self) -> None:
+        self.world.note("weather", "HEALED")
+        self.stormy = False
+        self.network.heal()
+        self.store.unknown_rate = 0.0
+        for process in [self.master, *self.servers, *self.agents]:
+            process.crash_rate = process.linger_rate = 0.0
+            self._start_again(process)
+
+    def _over(self) -> bool:
+        """Steps of the end: all workers finished, values exported and judged, the job ended; or the job is lost."""
+        if self.outcome:
+            return True
+        if any(launcher.job_state == "lost" for launcher in self.launchers):
+            return self._lost()
+        if not all(launcher.alive and launcher.done for launcher in self.launchers):
+            return False
+        if not self._asked_export:
+            self._asked_export = True
+            self.launchers[0].export(self._judge_export)
+        return False
+
+    def _judge_export(self, answer: dict[str, Any]) -> None:
+        files = self.hosts[0].exported[-1]
+        self.ledger.judge_final({name: bytes(data) for name, data in files.items()})
+        self.launchers[0].end_job(self._ended)
+
+    def _ended(self, answer: dict[str, Any]) -> None:
+        self.outcome = "finished"
+
+    def _lost(self) -> bool:
+        """One copy and its server is gone: the job must say so by name, and every program must have been told."""
+        reasons = [launcher.reason for launcher in self.launchers if launcher.job_state == "lost"]
+        for reason in reasons:
+            if not LOST_BY_NAME.search(reason):
+                raise Violation(f"the job is lost, but the reason names nobody: {reason!r}")
+        if not self._server_died and not (self.plan.cut_us or self.plan.pause_us or self.plan.network.drop):
+            raise Violation(f"no server died or was out of reach, but the job is lost: {reasons[0]}")
+        if any(program.alive for launcher in self.launchers for program in launcher.programs.values()):
+            return False
+        self.world.reached("job lost, by name")
+        self.outcome = "lost"
+        return True
+
+    def waits(self) -> list[str]:
+        """Why the run does not end, in the words of launchers and machines."""
+        lines = [line for launcher in self.launchers for line in launcher.waits()]
+        for process in [self.master, *self.servers, *self.agents]:
+            reasons = getattr(process.machine, "reasons", None)
+            if process.alive and reasons is not None:
+                lines += [f"{process.name}: {reason}" for reason in reasons(self.world.now_us)]
+        return lines

@@ -1,0 +1,277 @@
+"""A simulated launcher: one per host, speaks the ops of agent.sock, keeps channels, starts programs and restarts them.
+
+Its connection ends with the agent or with itself; what was not answered is asked again, as the contract allows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from plugml.agent import effects as fx
+from plugml.core.job import JobSpec
+
+from .host import Channel, Host
+from .process import Process
+from .programs import Program
+from .weather import Plan
+from .workload import Ledger, end_clock
+from .world import Violation, World
+
+LINE_MAX = 64 << 10
+RETRY_US = 50_000
+GREETING = ("hello", "register")  # said first at every connection
+
+
+class Launcher:
+    """Looks after the workers of one host until all of them have finished."""
+
+    def __init__(
+        self, world: World, host: Host, agent: Process, plan: Plan, ledger: Ledger, workers: list[int],
+        connection: Callable[[], int],
+    ) -> None:  # fmt: skip
+        self.world = world
+        self.host = host
+        self.agent = agent
+        self.plan = plan
+        self.ledger = ledger
+        self.workers = workers
+        self.finished: list[int] = []
+        self.programs: dict[int, Program] = {}
+        self.channels: dict[int, Channel] = {}
+        self.failures: dict[int, str] = {}
+        self.restarts = 0
+        self.job_number = 0
+        self.job_state = ""
+        self.reason = ""
+        self.alive = False
+        self.starting: list[int] = []  # workers between attach and the start of their program
+        self.arm: Callable[[Program], None] = lambda program: None  # a scenario may plan a program's death
+        self._draw_connection = connection
+        self._connection: int | None = None
+        self._ready = False  # the agent at the other end knows the job
+        self._registered = False  # and the workers of this launcher's life have been attached
+        self._agent_name = ""
+        self._pending: dict[int, tuple[dict[str, Any], Callable[[dict[str, Any]], None]]] = {}
+        self._number = 0
+        self._life = 0
+
+    @property
+    def spec(self) -> JobSpec:
+        return self.ledger.spec
+
+    @property
+    def done(self) -> bool:
+        return len(self.finished) == len(self.workers)
+
+    # -- life
+
+    def start(self) -> None:
+        self.alive = True
+        self._life += 1
+        self._pending.clear()
+        self._registered = False
+        self.world.note("launcher", "START", self.host.name)
+        self._connect()
+
+    def kill(self) -> None:
+        """The launcher dies; its programs die with it, its locks fall, its connection ends."""
+        if not self.alive:
+            return
+        self.alive = False
+        self.world.note("launcher", "KILLED", self.host.name)
+        self._pending.clear()
+        self.starting.clear()
+        for program in list(self.programs.values()):
+            program.kill()
+        self.programs.clear()
+        channels, self.channels = self.channels, {}
+        for channel in channels.values():
+            self.host.unkeep(channel)
+        if self._connection is not None and self.agent.alive:
+            self.agent.feed("", fx.Hung(self._connection))
+        self._connection = None
+        self._ready = False
+
+    # -- the socket
+
+    def ask(self, op: str, fields: dict[str, Any], then: Callable[[dict[str, Any]], None]) -> None:
+        """Ask until answered ok; a refusal is asked again after a while unless it is the job's end."""
+        self._number += 1
+        document = {"op": op, "id": self._number, **fields}
+        self._pending[self._number] = (document, then)
+        if self._ready or op in GREETING:
+            self._write(document)
+
+    def _connect(self) -> None:
+        """Connect when an agent is there, then repeat what is unanswered."""
+        if not self.alive:
+            return
+        if not self.agent.alive:
+            self.world.after(RETRY_US, self._retry, self._life)
+            return
+        if self._connection is not None:
+            return
+        self._connection = self._draw_connection()
+        self._agent_name = self.agent.name
+        self._pending = {number: item for number, item in self._pending.items() if item[0]["op"] not in GREETING}
+        self.ask("hello", {"version": 1}, lambda answer: None)
+        self.ask("register", {"spec": self.spec.to_document()}, self._greeted)
+
+    def _greeted(self, answer: dict[str, Any]) -> None:
+        """This agent knows the job: repeat what is unanswered, or begin."""
+        self._ready = True
+        self.job_number = int(answer["job"])
+        self.ledger.registered(JobSpec.from_document(answer["spec"]))
+        for document, _then in list(self._pending.values()):
+            if document["op"] not in GREETING:
+                self._write(document)
+        if not self._registered:
+            self._registered = True
+            for worker in self.workers:
+                if worker not in self.finished:
+                    self.attach(worker)
+
+    def _retry(self, life: int) -> None:
+        if self.alive and life == self._life:
+            self._connect()
+
+    def agent_died(self) -> None:
+        if self._connection is not None:
+            self._connection = None
+            self._ready = False
+            self._connect()
+
+    def _write(self, document: dict[str, Any]) -> None:
+        if self._connection is not None:
+            line = json.dumps(document)
+            if len(line) > LINE_MAX:
+                raise Violation(f"a line of {len(line)} bytes to the agent")
+            self.world.after(self.world.draw(5, 200), self._deliver, self._agent_name, self._connection, line)
+
+    def _deliver(self, agent_name: str, connection: int, line: str) -> None:
+        if self.agent.alive and self.agent.name == agent_name and connection == self._connection:
+            self.agent.feed("", fx.Asked(connection, json.loads(line)))
+
+    def told(self, agent_name: str, connection: int, document: dict[str, Any]) -> None:
+        """A line from the agent."""
+        line = json.dumps(document)
+        if len(line) > LINE_MAX:
+            raise Violation(f"the agent's line has {len(line)} bytes: {line[:200]}")
+        if connection in (self._connection, fx.ALL) and agent_name == self._agent_name:
+            self.world.after(self.world.draw(5, 200), self._hear, agent_name, connection, line, self._life)
+
+    def _hear(self, agent_name: str, connection: int, line: str, life: int) -> None:
+        if not self.alive or life != self._life or agent_name != self._agent_name:
+            return
+        if connection not in (self._connection, fx.ALL):
+            return
+        document = json.loads(line)
+        self.world.note("launcher", "<-", line[:200])
+        if "event" in document:
+            self._event(document)
+            return
+        pending = self._pending.pop(document["id"], None)
+        if pending is None:
+            return
+        asked, then = pending
+        if document["ok"]:
+            then(document)
+            return
+        self._refused(asked, document, then)
+
+    def _event(self, document: dict[str, Any]) -> None:
+        if document["event"] == "job" and document.get("job") == self.spec.name:
+            self._job_news(str(document.get("state", "")), str(document.get("reason", "")))
+
+    def _job_news(self, state: str, reason: str) -> None:
+        if state and state != "running":
+            self.job_state, self.reason = state, reason
+
+    def _refused(self, asked: dict[str, Any], answer: dict[str, Any], then: Callable[[dict[str, Any]], None]) -> None:
+        """A refusal of something that is right: the job is lost, or it is asked again later."""
+        if answer.get("code") == "NOSERVER":
+            self._job_news("lost", str(answer.get("text", "")))
+            if asked["op"] == "attach":
+                self.failures[asked["worker"]] = str(answer.get("text", ""))
+            return
+        if asked["op"] in ("exited", "opened"):
+            return  # the channel is gone already
+        raise Violation(f"the agent refused {asked}: {answer}")
+
+    # -- workers
+
+    def attach(self, worker: int) -> None:
+        if self.alive and worker not in self.starting:
+            self.starting.append(worker)
+            self.ask("attach", {"job": self.spec.name, "worker": worker}, lambda answer: self._attached(worker, answer))
+
+    def _attached(self, worker: int, answer: dict[str, Any]) -> None:
+        gen, clock = int(answer["gen"]), int(answer["clock"])
+        channel = self.host.make(str(answer["info"]), answer["sizes"])
+        if (channel.worker, channel.gen) != (worker, gen) or channel.info.number != self.job_number:
+            raise Violation(f"attach of worker {worker} gave {channel.info}")
+        self.channels[worker] = channel
+        fields = {"job": self.spec.name, "worker": worker, "gen": gen, "dir": channel.name}
+        self.ask("opened", fields, lambda _answer: self._opened(worker, channel, clock))
+
+    def _opened(self, worker: int, channel: Channel, clock: int) -> None:
+        if worker in self.starting:
+            self.starting.remove(worker)
+        if clock > end_clock(self.ledger.seed, self.plan, worker) and worker not in self.ledger.saying_bye:
+            raise Violation(f"worker {worker} is to resume at clock {clock}, after its end")
+        program = Program(self.world, self.host, self.plan, self.ledger, channel, clock, self._ended)
+        self.programs[worker] = program
+        self.arm(program)
+
+    def _ended(self, program: Program, how: str) -> None:
+        """waitpid has spoken."""
+        worker, gen = program.stream
+        self.programs.pop(worker, None)
+        if not self.alive:
+            return
+        fields: dict[str, Any] = {"job": self.spec.name, "worker": worker, "gen": gen}
+        channel = self.channels.pop(worker, None)
+        if how == "finished":
+            fields |= {"how": "finished", "clock": program.clock}
+            self.ask("exited", fields, lambda answer: self._finish(worker, channel))
+        elif how == "killed":
+            self.restarts += 1
+            fields |= {"how": "restarting"}
+            self.ask("exited", fields, lambda answer: self._restart(worker, channel))
+        else:
+            self.failures[worker] = how
+            fields |= {"how": "lost"}
+            self.ask("exited", fields, lambda answer: self._release(channel))
+
+    def _release(self, channel: Channel | None) -> None:
+        if channel is not None:
+            channel.files.kept = False
+            if not channel.swept:
+                raise Violation(f"{channel.name} was not swept although its program has ended")
+
+    def _finish(self, worker: int, channel: Channel | None) -> None:
+        self._release(channel)
+        if worker not in self.finished:
+            self.finished.append(worker)
+
+    def _restart(self, worker: int, channel: Channel | None) -> None:
+        self._release(channel)
+        self.attach(worker)
+
+    def end_job(self, then: Callable[[dict[str, Any]], None]) -> None:
+        fields = {"job": self.spec.name, "state": "finished", "reason": "every worker has finished"}
+        self.ask("end", fields, then)
+
+    def export(self, then: Callable[[dict[str, Any]], None]) -> None:
+        self.ask("export", {"job": self.spec.name, "dir": "/result"}, then)
+
+    def waits(self) -> list[str]:
+        """What this launcher still waits for, for the report of a stuck run."""
+        lines = [f"op {document}" for document, _then in self._pending.values()]
+        for program in self.programs.values():
+            since = program.waiting_since_us
+            if since is not None:
+                lines.append(f"{program.channel.name}: seq {program.seq} clock {program.clock} since {since / 1e6:.3f} s")
+        return lines

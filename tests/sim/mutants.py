@@ -1,0 +1,353 @@
+"""Sabotage the rules one by one.  Each mutant must be caught within some seeds under a weather that favours it.
+
+A mutant is a small change of one method, a bias of the plan, and what it breaks.  A rule that no run can catch is kept
+in AIDS with the reason: it helps, or it is for what is still to come; it carries no safety today.  Whoever adds a rule
+adds its mutant here; a survivor is a missing fault or a missing check.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from plugml.agent.channel import Channel
+from plugml.agent.effects import Reply, SetDone
+from plugml.agent.operation import Operation
+from plugml.agent.transfer import Scatter, Stream
+from plugml.core.effects import Send
+from plugml.core.job import JobSpec
+from plugml.master.machine import MasterMachine
+from plugml.server.clock import ClockMachine
+from plugml.server.memory import Memory
+from plugml.server.parking import Parked
+from plugml.server.range import RangeMachine
+from plugml.server.staging import Staging
+from plugml.wire import codec
+from plugml.wire import messages as m
+
+from .cluster import FINDINGS, Cluster
+from .weather import Plan, draw_plan, draw_spec
+from .world import World
+
+SEEDS = 50
+
+Original = Callable[..., Any]
+
+
+class Mutant(NamedTuple):
+    """`sabotage(original)` gives the method that takes the place of `owner.name`."""
+
+    title: str
+    owner: Any
+    name: str
+    sabotage: Callable[[Original], Original]
+    bias: Callable[[World, Plan], None]
+
+
+@contextmanager
+def installed(mutant: Mutant) -> Iterator[None]:
+    """The mutant is in force within the block.  Handler tables name methods themselves, so they are changed too."""
+    original = getattr(mutant.owner, mutant.name)
+    changed = mutant.sabotage(original)
+    tables = [value for value in vars(_module(mutant.owner)).values() if isinstance(value, dict)]
+    entries = [(table, key) for table in tables for key, value in table.items() if value is original]
+    setattr(mutant.owner, mutant.name, changed)
+    for table, key in entries:
+        table[key] = changed
+    try:
+        yield
+    finally:
+        setattr(mutant.owner, mutant.name, original)
+        for table, key in entries:
+            table[key] = original
+
+
+def _module(owner: Any) -> Any:
+    import sys
+
+    return sys.modules[owner.__module__] if isinstance(owner, type) else owner
+
+
+# -- weathers ---------------------------------------------------------------------------------------------------------
+
+
+def calm(world: World, plan: Plan) -> None:
+    """No fault but the one that the mutant needs."""
+    network = plan.network
+    network.drop = network.double = network.corrupt = network.straggle = network.replay = 0.0
+    plan.agent_crash_us = plan.master_crash_us = plan.program_kill_us = plan.launcher_kill_us = 0
+    plan.pause_us = plan.cut_us = plan.slow_us = plan.server_crash_at_us = 0
+    plan.effect_crash = plan.linger = plan.store_unknown = plan.mischief = 0.0
+
+
+def under(consistency: str, workers: int = 2, **rates: Any) -> Callable[[World, Plan], None]:
+    """A calm plan under one consistency with these rates; those of the network have the prefix `net_`."""
+
+    def bias(world: World, plan: Plan) -> None:
+        calm(world, plan)
+        plan.workers = max(workers, plan.workers)
+        plan.spec = draw_spec(world, plan, consistency)
+        for name, rate in rates.items():
+            if name.startswith("net_"):
+                setattr(plan.network, name[4:], rate)
+            else:
+                setattr(plan, name, rate)
+
+    return bias
+
+
+def offered(world: World, plan: Plan) -> None:
+    """A job whose first values a program gives."""
+    under("bsp", workers=3, net_straggle=0.3, program_kill_us=100_000, agent_crash_us=200_000)(world, plan)
+    while plan.spec is None or all(table.init != "program" for table in plan.spec.tables):
+        plan.spec = draw_spec(world, plan, "bsp")
+
+
+# -- sabotages --------------------------------------------------------------------------------------------------------
+
+
+def forget_repeats(original: Original) -> Original:
+    def on_push(self: RangeMachine, sender: str, push: m.Push) -> Any:
+        worker, gen, seq, prev, _clock, _weight = push.components[0]
+        row_gen, last = self.rows.get(worker, (0, 0))
+        if gen == row_gen and seq <= last:
+            self.rows[worker] = (gen, prev)
+        return original(self, sender, push)
+
+    return on_push
+
+
+def no_fence(original: Original) -> Original:
+    def on_push(self: RangeMachine, sender: str, push: m.Push) -> Any:
+        worker, gen = push.components[0][:2]
+        if gen < self.rows.get(worker, (0, 0))[0]:
+            self.rows[worker] = (gen, push.components[0].prev)
+        return original(self, sender, push)
+
+    return on_push
+
+
+def ack_what_is_not_taken(original: Original) -> Original:
+    def on_push(self: RangeMachine, sender: str, push: m.Push) -> Any:
+        worker, gen, seq, _prev, clock, _weight = push.components[0]
+        if clock % 3 == 2 and seq > self.rows.get(worker, (0, 0))[1]:
+            return [Send(sender, self._ack(worker, gen, seq))]
+        return original(self, sender, push)
+
+    return on_push
+
+
+def answer_before_the_close(original: Original) -> Original:
+    def answer(self: RangeMachine, asked: Any) -> Any:
+        return original(self, [Parked(sender, pull._replace(closed=min(pull.closed, self.closed))) for sender, pull in asked])
+
+    return answer
+
+
+def answer_before_own_push(original: Original) -> Original:
+    def answer(self: RangeMachine, asked: Any) -> Any:
+        return original(self, [Parked(sender, pull._replace(after=0)) for sender, pull in asked])
+
+    return answer
+
+
+def close_without_the_slowest(original: Original) -> Original:
+    def done(self: ClockMachine, clock: int) -> bool:
+        return bool(original(self, clock)) or len(self._ticks.get(clock, ())) >= max(1, self.members.count - 1)
+
+    return done
+
+
+def close_twice(original: Original) -> Original:
+    def on_close(self: RangeMachine, sender: str, close: m.Close) -> Any:
+        return original(self, sender, close._replace(clock=self.closed))
+
+    return on_close
+
+
+def sum_in_order_of_arrival(original: Original) -> Original:
+    def plan(self: Staging, clock: int, members: Any) -> Any:
+        arrived = list(self._clocks.get(clock, {}))
+        return _plan_in_order(self, clock, sorted(members, key=lambda member: arrived.index(member[0]) if member[0] in arrived else -1))
+
+    return plan
+
+
+def _plan_in_order(staging: Staging, clock: int, members: Any) -> Any:
+    from plugml.server.place import Parts
+
+    plan: dict[Any, Any] = {}
+    for worker, gen in members:
+        for staged in staging._clocks.get(clock, {}).get(worker, ()):
+            if staged.gen == gen:
+                for place, array in staged.items:
+                    parts = plan.setdefault(place, Parts())
+                    parts.arrays.append(array)
+                    parts.weights.append(staged.weight)
+    return plan
+
+
+def sum_dead_generations(original: Original) -> Original:
+    def plan(self: Staging, clock: int, members: Any) -> Any:
+        workers = self._clocks.get(clock, {})
+        every = [(worker, staged.gen) for worker in workers for staged in workers[worker]]
+        return original(self, clock, sorted({*members, *every}))
+
+    return plan
+
+
+def write_into_lent(original: Original) -> Original:
+    return lambda self, array: False
+
+
+def tick_before_the_acks(original: Original) -> Original:
+    def pump_push(self: Operation) -> Any:
+        effects = original(self)
+        if self.ticking and not self.tick_sent and self.scatter is not None and not self.scatter.unsent and not self.scatter.asking:
+            self.tick_sent = True
+            effects.append(self._tick())
+        return effects
+
+    return pump_push
+
+
+def one_ack_for_all(original: Original) -> Original:
+    def on_ack(self: Scatter, ack: Any) -> bool:
+        news = bool(original(self, ack))
+        if news and not self.unsent and not self.asking:
+            for part, server in self.unacked.values():
+                self.credits.give(server, part.nbytes)
+            self.unacked.clear()
+        return news
+
+    return on_ack
+
+
+def guess_prev_after_a_restart(original: Original) -> Original:
+    return lambda self, range_number: self.prev.get(range_number, 0)
+
+
+def reply_before_done(original: Original) -> Original:
+    def finish(self: Channel, *arguments: Any, **named: Any) -> Any:
+        effects = original(self, *arguments, **named)
+        replies = [effect for effect in effects if isinstance(effect, Reply)]
+        at = next((number for number, effect in enumerate(effects) if isinstance(effect, SetDone)), len(effects))
+        return [*effects[:at], *replies, *(effect for effect in effects[at:] if not isinstance(effect, Reply))]
+
+    return finish
+
+
+def answer_an_old_line_again(original: Original) -> Original:
+    """An adopting agent that does not look at done_seq acts on the line once more."""
+
+    def on_cmd(self: Channel, read: Any, count: Any) -> Any:
+        if not self.looked and self.done_seq:
+            self.done_seq -= 1
+        return original(self, read, count)
+
+    return on_cmd
+
+
+def take_lower_claims(original: Original) -> Original:
+    def on_init(self: RangeMachine, sender: str, init: m.Init) -> Any:
+        if init.claim < self.claim:
+            self.claim = init.claim - 1
+        return original(self, sender, init)
+
+    return on_init
+
+
+def keep_a_claim_of_the_dead(original: Original) -> Original:
+    return lambda self, worker: None
+
+
+def no_resend(original: Original) -> Original:
+    return lambda self, *arguments: []
+
+
+def no_checksum(original: Original) -> Original:
+    return lambda data, value=0: 0
+
+
+def keep_the_orphan(original: Original) -> Original:
+    return lambda self, gone, now_us: []
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    Mutant("server: forget repeats", RangeMachine, "_on_push", forget_repeats, under("asp", net_double=0.3, net_straggle=0.2)),
+    Mutant("server: forget repeats, BSP", RangeMachine, "_on_push", forget_repeats, under("bsp", net_double=0.3, net_straggle=0.2)),
+    Mutant("server: no fence", RangeMachine, "_on_push", no_fence, under("asp", net_double=0.3, net_straggle=0.4, program_kill_us=60_000)),
+    Mutant("server: ack what is not taken", RangeMachine, "_on_push", ack_what_is_not_taken, under("asp")),
+    Mutant("server: answer a pull before the close", RangeMachine, "_answer", answer_before_the_close, under("bsp")),
+    Mutant("server: answer a pull before the own push", RangeMachine, "_answer", answer_before_own_push, under("asp", net_straggle=0.3)),
+    Mutant("clock: close without the slowest", ClockMachine, "_done", close_without_the_slowest, under("bsp", workers=3)),
+    Mutant("server: close twice", RangeMachine, "_on_close", close_twice, under("bsp", net_double=0.3)),
+    Mutant("server: sum dead generations", Staging, "plan", sum_dead_generations, under("bsp", program_kill_us=60_000)),
+    Mutant("server: write into a lent array", Memory, "_in_use", write_into_lent, under("asp", net_lend=1.0, net_lent_us=(1_000, 60_000))),
+    Mutant("agent: tick before the acks", Operation, "_pump_push", tick_before_the_acks, under("bsp", net_straggle=0.3)),
+    Mutant("agent: one ack for all ranges", Scatter, "on_ack", one_ack_for_all, under("asp", net_drop=0.3)),
+    Mutant("agent: guess prev after a restart", Stream, "prev_of", guess_prev_after_a_restart, under("asp", agent_crash_us=100_000)),
+    Mutant("agent: reply before done_seq", Channel, "finish", reply_before_done, under("bsp")),
+    Mutant("agent: act on an answered line", Channel, "on_cmd", answer_an_old_line_again, under("asp", agent_crash_us=100_000)),
+    Mutant("agent: never resend a push", Scatter, "resend", no_resend, under("bsp", net_drop=0.1)),
+    Mutant("server: take lower claims", RangeMachine, "_on_init", take_lower_claims, offered),
+    Mutant("clock: a dead worker keeps its claim", ClockMachine, "_drop_claim_of", keep_a_claim_of_the_dead, offered),
+    Mutant("codec: no checksum", codec, "crc32", no_checksum, under("asp", net_corrupt=0.3)),
+)  # fmt: skip
+
+#: Rules that no run can break today, and why.
+AIDS: tuple[tuple[str, str], ...] = (
+    ("a range takes only the next push of a stream (prev == last)", "an agent has one push per stream under way, so that gaps do not occur"),
+    ("epochs of ranges", "with one copy no range ever changes its primary"),
+    ("the order of sums by worker", "integers: every order gives the same sum; the unit tests of the server look at the bits"),
+)
+
+
+# -- the hunt ---------------------------------------------------------------------------------------------------------
+
+
+class Caught(NamedTuple):
+    seed: int
+    how: str
+
+
+def hunt(mutant: Mutant, seeds: int = SEEDS) -> Caught | None:
+    """The first seed that catches the mutant."""
+    with installed(mutant):
+        for seed in range(1, seeds + 1):
+            world = World(seed, events_max=400_000)
+            plan = draw_plan(world)
+            mutant.bias(world, plan)
+            try:
+                Cluster(world, plan).run()
+            except FINDINGS as error:
+                return Caught(seed, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+    return None
+
+
+def hunt_all(say: Callable[[str], None]) -> bool:
+    """Every mutant; tells whether all were caught."""
+    survivors = []
+    for mutant in MUTANTS:
+        began = time.monotonic()
+        caught = hunt(mutant)
+        seconds = time.monotonic() - began
+        if caught is None:
+            survivors.append(mutant.title)
+            say(f"SURVIVED {mutant.title} ({SEEDS} seeds, {seconds:.1f} s)")
+        else:
+            say(f"caught   {mutant.title}: seed {caught.seed}, {seconds:.1f} s: {caught.how[:150]}")
+    for rule, reason in AIDS:
+        say(f"aid      {rule}: {reason}")
+    say(f"{len(MUTANTS) - len(survivors)} of {len(MUTANTS)} mutants caught" + (f"; survivors: {survivors}" if survivors else ""))
+    return not survivors
+
+
+def _spec_of(plan: Plan) -> JobSpec:
+    assert plan.spec is not None
+    return plan.spec
+
+
+_ = (MasterMachine, keep_the_orphan, sum_in_order_of_arrival)

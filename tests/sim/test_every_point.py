@@ -1,0 +1,81 @@
+"""Death at every point, one after the other, until a run gets through: after effect 1, 2, 3, ... and after store 1, 2, 3, ...
+
+The loop is SQLite's: the run itself says when there is no further point.  Each run ends with every program finished,
+every push counted exactly once, the exact values exported, and every reply given once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from .cluster import Cluster
+from .programs import Program
+from .weather import Plan, calm_plan
+from .world import World
+
+POINTS_MAX = 3_000  # a run that has more points than this goes in circles
+
+
+def run_with(plan: Plan, prepare: Callable[[Cluster], None]) -> Cluster:
+    """A calm run with one planned death; raises what went wrong."""
+    world = World(7)
+    cluster = Cluster(world, plan)
+    prepare(cluster)
+    assert cluster.run() == "finished"
+    return cluster
+
+
+def died(cluster: Cluster) -> bool:
+    return any(kind in cluster.world.faults for kind in ("crash between effects", "program killed between stores"))
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "asp"])
+def test_the_agent_may_die_after_each_of_its_effects(consistency: str) -> None:
+    for point in range(POINTS_MAX):
+        plan = calm_plan(workers=2, servers=2, clocks=2, consistency=consistency)
+
+        def prepare(cluster: Cluster, point: int = point) -> None:
+            cluster.agents[0].crash_at = point
+
+        cluster = run_with(plan, prepare)
+        if not died(cluster):
+            assert point > 50, "the agent performed hardly anything"
+            return
+        assert cluster.agents[0].incarnation == 2
+    pytest.fail(f"no run got through {POINTS_MAX} points")
+
+
+def test_the_master_may_die_after_each_of_its_effects() -> None:
+    for point in range(POINTS_MAX):
+
+        def prepare(cluster: Cluster, point: int = point) -> None:
+            cluster.master.crash_at = point
+
+        cluster = run_with(calm_plan(workers=1, servers=2, clocks=1), prepare)
+        if not died(cluster):
+            assert point > 10, "the master performed hardly anything"
+            return
+    pytest.fail(f"no run got through {POINTS_MAX} points")
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "asp"])
+def test_the_program_may_die_after_each_of_its_stores(consistency: str) -> None:
+    for point in range(POINTS_MAX):
+        plan = calm_plan(workers=2, servers=1, clocks=2, consistency=consistency)
+        plan.write_pieces = 2
+
+        def arm(program: Program, point: int = point) -> None:
+            if program.stream == (0, 1):
+                program.die_at_store = point
+
+        def prepare(cluster: Cluster, arm: Callable[[Program], None] = arm) -> None:
+            cluster.launchers[0].arm = arm
+
+        cluster = run_with(plan, prepare)
+        if not died(cluster):
+            assert point > 10, "the program stored hardly anything"
+            return
+        assert cluster.launchers[0].restarts == 1
+    pytest.fail(f"no run got through {POINTS_MAX} points")

@@ -1,0 +1,212 @@
+"""What the simulated programs push, and what they must read: pure functions of the plan, and the ledger of a run.
+
+The counting table gets (1, n, n^2) for push n of a generation.  The exact table gets integers that depend on (worker,
+clock, k) alone, so that a generation which repeats a clock pushes the same again, and BSP values are known beforehand.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from plugml.core.clock import BSP, Consistency
+from plugml.core.job import JobSpec
+from plugml.core.keys import mix
+from plugml.core.table import Placed, TableSpec
+
+from . import checkers
+from .checkers import Issued, Pull, Staged, Stream
+from .weather import GENS, Plan
+
+Array = np.ndarray[Any, Any]
+
+
+class Turn(NamedTuple):
+    """What a worker does in one clock: its pushes' weights, and whether the last one is a `step`."""
+
+    weights: tuple[float, ...]
+    style: str  # step: push.., step | parts: push.., clock, pull | mixed: push.., pushpull, clock
+
+
+def turn_of(seed: int, worker: int, clock: int) -> Turn:
+    """The same for every generation of the worker."""
+    chance = Random(mix(mix(seed) + worker * 1_000 + clock))
+    style = ("step", "step", "step", "parts", "mixed")[chance.randrange(5)]
+    pushes = 1 if style == "step" else chance.randrange(3)
+    if chance.randrange(4) == 0:
+        pushes += 1
+    return Turn(tuple(float(chance.randrange(1, 6)) for _ in range(pushes)), style)
+
+
+def end_clock(seed: int, plan: Plan, worker: int) -> int:
+    """Clocks that the worker does before it says bye; worker 0 does all."""
+    if worker and plan.ends_early:
+        return max(1, plan.clocks - Random(mix(seed + worker)).randrange(3))
+    return plan.clocks
+
+
+def exact_gradient(table: TableSpec, worker: int, clock: int, number: int) -> Array:
+    """Small integers that depend on place, worker, clock and push."""
+    index = np.arange(table.count, dtype=np.int64)
+    return ((index * 5 + worker * 31 + clock * 7 + number * 3) % 11 - 5).astype(table.numpy_dtype)
+
+
+class Ledger:
+    """What was issued, acked and read in one run; `judge` applies the checkers that need the whole history."""
+
+    def __init__(self, seed: int, plan: Plan) -> None:
+        assert plan.spec is not None
+        self.seed = seed
+        self.plan = plan
+        self.spec = plan.spec
+        self.bsp = Consistency.parse(self.spec.consistency).model == BSP
+        self.issued: dict[Stream, Issued] = {}
+        self.offers: dict[Stream, float] = {}
+        self.pulls: list[Pull] = []
+        self.assigned: dict[float, Stream] = {}  # values that `assign` pushes carried outside of BSP
+        self.first_values: dict[str, Array] = {}  # table -> its values with no clock closed, as first read
+        self.equal: dict[int, tuple[Stream, bytes]] = {}
+        self.expected: dict[str, list[Array]] = {}
+        self.saying_bye: dict[int, None] = {}  # workers whose last clock is done: another generation has nothing to do
+        self.refusals = 0
+
+    def registered(self, spec: JobSpec) -> None:
+        """The job as the master stored it: the same, with blocks chosen."""
+        if spec.layout.nbytes != self.spec.layout.nbytes or spec.name != self.spec.name:
+            raise checkers.Broken(f"the job came back as another one: {spec}")
+        self.spec = spec
+
+    # -- writing
+
+    def gradient(self, stream: Stream, clock: int, number: int, n: int) -> bytearray:
+        """The bytes of `grad` for push n of the stream, the `number`-th of its clock."""
+        worker, gen = stream
+        data = bytearray(self.spec.layout.nbytes)
+        for place in self.spec.layout.places:
+            table = place.table
+            if table.name == "count":
+                array = np.zeros(table.shape, np.float64)
+                array[:, worker, gen - 1, :3] = (1, n, n * n)
+                values = (array * -2 if table.optimizer == "sgd" else array).astype(table.numpy_dtype).reshape(-1)
+            elif table.name == "offered" and not self.bsp:
+                values = np.zeros(table.count, table.numpy_dtype)
+            elif self.bsp:
+                values = exact_gradient(table, worker, clock, number)
+            else:
+                tag = float((worker * GENS + gen) * 1_000 + n)
+                self.assigned[tag] = stream
+                values = np.full(table.count, tag, table.numpy_dtype)
+            data[place.offset : place.offset + table.nbytes] = values.tobytes()
+        return data
+
+    def offer(self, stream: Stream) -> bytearray:
+        """First values for tables with init=program: a number that names who offered."""
+        data = bytearray(self.spec.layout.nbytes)
+        tag = self.offers.setdefault(stream, float(stream[0] * GENS + stream[1]))
+        for place in self.spec.layout.places:
+            if place.table.init == "program":
+                values = np.full(place.table.count, tag, place.table.numpy_dtype)
+                data[place.offset : place.offset + place.table.nbytes] = values.tobytes()
+        return data
+
+    def begin(self, stream: Stream) -> None:
+        old = self.issued.get(stream, Issued(0, 0))
+        self.issued[stream] = Issued(old.begun + 1, old.acked)
+
+    def ack(self, stream: Stream) -> None:
+        old = self.issued[stream]
+        self.issued[stream] = Issued(old.begun, old.acked + 1)
+
+    # -- reading
+
+    def read(self, stream: Stream, clock: int, started_us: int, ended_us: int, own: int, param: bytes) -> None:
+        """A pull as the program saw it, checked at once as far as one pull can be."""
+        for place in self.spec.layout.places:
+            values = self._table(place, param)
+            if place.table.name == "count":
+                slots = values.reshape(place.table.shape)
+                pull = Pull(started_us, ended_us, stream, clock, own, slots)
+                checkers.counts(pull)
+                self.pulls.append(pull)
+            elif place.table.name == "offered":
+                self._check_offered(stream, clock, place.table, values)
+            elif self.bsp:
+                self._check_exact(stream, clock, place.table, values)
+            else:
+                self._check_assigned(stream, place.table, values)
+        if self.bsp:
+            checkers.check_equal(self.equal, clock, stream, self._without_padding(param))
+
+    def _without_padding(self, param: bytes) -> bytes:
+        return b"".join(param[place.offset : place.offset + place.table.nbytes] for place in self.spec.layout.places)
+
+    @staticmethod
+    def _table(place: Placed, param: bytes) -> Array:
+        return np.frombuffer(param, place.table.numpy_dtype, place.table.count, place.offset).copy()
+
+    def _check_offered(self, stream: Stream, clock: int, table: TableSpec, values: Array) -> None:
+        """Somebody's offer, the same for all and for ever, plus (BSP) what was pushed since."""
+        rest = values - self._pushed(table, clock) if self.bsp else values
+        if not any((rest == tag).all() for tag in self.offers.values()):
+            raise checkers.Broken(f"stream {stream} at clock {clock}: table {table.name} began as {rest[:4]}, which nobody offered")
+        first = self.first_values.setdefault(table.name, rest)
+        if (first != rest).any():
+            raise checkers.Broken(f"stream {stream} at clock {clock}: table {table.name} began as {rest[:4]} and as {first[:4]}")
+
+    def _pushed(self, table: TableSpec, clock: int) -> Array:
+        total = np.zeros(table.count)
+        for done in range(clock):
+            for push in self._staged(table, done):
+                total = total + push.gradient
+        return total
+
+    def _check_exact(self, stream: Stream, clock: int, table: TableSpec, values: Array) -> None:
+        known = self.expected.get(table.name)
+        if known is None:
+            if clock == 0:
+                known = self.expected[table.name] = [values.astype(np.float64)]
+            elif table.init == "zeros":
+                known = self.expected[table.name] = [np.zeros(table.count)]
+            else:
+                return  # nobody read the first values: what they were is not known to the programs
+        while len(known) <= clock:
+            known.append(
+                checkers.close_clock(
+                    known[-1], self._staged(table, len(known) - 1), table.optimizer,
+                    table.setting("lr") if table.optimizer == "sgd" else 0.0, self.spec.combine_of(table),
+                )
+            )  # fmt: skip
+        whole = self.spec.combine_of(table) == "sum" and table.init == "zeros"
+        relative = 0.0 if whole else {"f32": 1e-5, "f64": 1e-12, "i64": 0.0}[table.dtype]
+        checkers.check_exact(stream, clock, table.name, values, known[clock], relative)
+
+    def _staged(self, table: TableSpec, clock: int) -> list[Staged]:
+        """Every push of the clock in the order that the contract fixes."""
+        return [
+            Staged(worker, weight, exact_gradient(table, worker, clock, number).astype(np.float64))
+            for worker in range(self.plan.workers)
+            if clock < end_clock(self.seed, self.plan, worker)
+            for number, weight in enumerate(turn_of(self.seed, worker, clock).weights)
+        ]
+
+    def _check_assigned(self, stream: Stream, table: TableSpec, values: Array) -> None:
+        for block in table.blocks() if table.block_bytes else ():
+            checkers.check_whole(stream, table.name, values[block.start : block.stop], self.assigned)
+
+    # -- the end
+
+    def judge(self) -> None:
+        checkers.check_counting(self.pulls, self.issued)
+
+    def judge_final(self, files: dict[str, bytes]) -> None:
+        """The exported tables hold exactly what was acked (and perhaps what was begun)."""
+        for place in self.spec.layout.places:
+            values = np.frombuffer(files[f"{place.table.name}.bin"], place.table.numpy_dtype)
+            if place.table.name == "count":
+                # Under BSP a generation that died within a clock leaves its acked pushes of that clock unused.
+                issued = {stream: Issued(item.begun, 0 if self.bsp else item.acked) for stream, item in self.issued.items()}
+                checkers.check_final(values.reshape(place.table.shape), issued)
+            elif self.bsp and place.table.name == "exact":
+                self._check_exact((-1, 0), self.plan.clocks, place.table, values)
