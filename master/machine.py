@@ -1,0 +1,370 @@
+"""The master: who is alive, who owns what.  Decides, stores, and only then tells; never in the way of pushes and pulls.
+
+Puts together membership (beats, in memory), the ledger (the stored state) and the decisions (what changes it).
+Everything that it sends may be lost: nodes ask again, and each answer may be given twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+from zlib import crc32
+
+from ..core.effects import Disconnect, Log, Send
+from ..core.errors import Code
+from ..core.jobmap import STOPPED
+from ..core.limits import Limits
+from ..core.ring import plural
+from ..wire import messages as m
+from . import admin, decisions
+from .catalog import Job, NodeRecord, State, node_id, pack
+from .decisions import ENDINGS, Outcome
+from .effects import StoreDone
+from .gone import removed_map
+from .ledger import Change, Ledger, Released
+from .membership import Membership
+
+ROLES = ("server", "agent")
+TEXT_MAX = 255  # of a node's host, endpoint and build
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,40}\.[A-Za-z0-9]{1,20}\Z")
+
+
+class MasterMachine:
+    """One master of one cluster.
+
+    `name` is its id (masters are addressed by it), `incarnation` tells this process from the one before.  The first job
+    waits up to `settle_us` for `servers_expected` servers, so that it is spread over all that were started with the master.
+    """
+
+    def __init__(
+        self, name: str, incarnation: str, cluster: str, limits: Limits = Limits(), servers_expected: int = 1
+    ) -> None:
+        self.name = name
+        self.cluster = cluster
+        self.limits = limits
+        self.servers_expected = servers_expected
+        self.ledger = Ledger(f"{name}.{incarnation}", limits)
+        self.members = Membership(limits, 0)
+        self.started = False
+        self.tick_us = 0  # when on_time is due for liveness
+        self.waiting: dict[str, m.JobAsk] = {}  # by asker: jobs that wait for a server
+        self.audience: dict[int, dict[str, None]] = {}  # by job: nodes that asked for its map
+        self.full = False
+        self._handlers: dict[type[Any], Callable[[str, Any, int], list[Any]]] = {
+            m.Register: self._on_register, m.Beat: self._on_beat, m.JobAsk: self._on_job_ask,
+            m.AttachAsk: self._on_attach_ask, m.MapAsk: self._on_map_ask, m.JobEnd: self._on_job_end,
+            m.NodeExit: self._on_node_exit, m.Admin: self._on_admin,
+        }  # fmt: skip
+
+    # -- events
+
+    def on_message(self, sender: str, message: Any, now_us: int) -> list[Any]:
+        effects = self._awake(now_us)
+        if isinstance(message, StoreDone):
+            return [*effects, *self._on_store_done(message, now_us)]
+        handler = self._handlers.get(type(message))
+        if handler is None or self.ledger.state is None:
+            return effects  # not for a master, or its state is not read yet: whoever asks will ask again
+        return [*effects, *handler(sender, message, now_us), *self._go_on(now_us)]
+
+    def on_time(self, now_us: int) -> list[Any]:
+        effects = self._awake(now_us)
+        effects += self.ledger.on_time(now_us)
+        if now_us >= self.tick_us:
+            self.tick_us = now_us + self.limits.beat_us
+            effects += self._look_around(now_us)
+        return [*effects, *self._go_on(now_us)]
+
+    def deadline_us(self) -> int | None:
+        retry_us = self.ledger.deadline_us()
+        return self.tick_us if retry_us is None else min(self.tick_us, retry_us)
+
+    def _awake(self, now_us: int) -> list[Any]:
+        """Start, and notice when this process itself has slept: then every silence may be its own."""
+        if not self.started:
+            self.started = True
+            self.members = Membership(self.limits, now_us)
+            self.tick_us = now_us + self.limits.beat_us
+            return [self.ledger.open(self.limits.ranges)]
+        late_us = now_us - self.tick_us
+        if late_us <= self.limits.late_us:
+            return []
+        self.members.forgive(now_us)
+        self.tick_us = now_us  # on_time is due, but no longer late
+        return [Log("late", {"late_us": late_us, "text": "this master was not run for a while and blames nobody for the silence"})]
+
+    # -- changes and what leaves with them
+
+    def _submit(self, key: tuple[Any, ...], change: Change, must: bool = False) -> list[Any]:
+        if self.ledger.submit(key, change, must):
+            self.full = False
+            return []
+        before, self.full = self.full, True
+        return [] if before else [Log("changes_full", {"waiting": len(self.ledger.pending), "store": self.ledger.trouble or "ok"})]
+
+    def _go_on(self, now_us: int) -> list[Any]:
+        return self._release(self.ledger.advance())
+
+    def _on_store_done(self, done: StoreDone, now_us: int) -> list[Any]:
+        opening = self.ledger.state is None
+        released = self.ledger.on_done(done, now_us)
+        state = self.ledger.state
+        if opening and state is not None:
+            for record in state.nodes.values():
+                self.members.restore(record, now_us)
+        if state is not None:
+            self.audience = {number: names for number, names in self.audience.items() if number in state.jobs}
+        return [*self._release(released), *self._go_on(now_us)]
+
+    def _release(self, released: Released) -> list[Any]:
+        """Maps go out before the answers that speak of them."""
+        effects: list[Any] = []
+        for number in dict.fromkeys(released.maps):
+            effects += self._tell_map(number)
+        return [*effects, *released.effects]
+
+    def _tell_map(self, number: int) -> list[Any]:
+        state = self._state()
+        job = state.jobs.get(number)
+        if job is None:
+            return []
+        told = m.MapTold(number, state.token, job.map(state.token, state.ring_ranges).to_document())
+        alive = {record.name for record in state.nodes.values()}
+        agents = dict.fromkeys((*job.agents(), *self.audience.get(number, {})))
+        names = [name for name in job.endpoints if name in alive]
+        return [Send(name, told) for name in (*names, *(name for name in agents if name in alive and name not in names))]
+
+    def _state(self) -> State:
+        assert self.ledger.state is not None
+        return self.ledger.state
+
+    # -- nodes
+
+    def _on_register(self, sender: str, ask: m.Register, now_us: int) -> list[Any]:
+        trouble = _trouble_of(sender, ask)
+        claim = self.members.claim(sender, now_us) if not trouble else None
+        if claim is not None and claim.verdict == "wait":
+            return []
+        if claim is None or claim.verdict == "refuse":
+            state = self._state()
+            text = trouble if claim is None else claim.text
+            told = m.Registered(state.term, state.token, self.cluster, False, text)
+            return [Log("refused", {"node": sender, "text": text}), Send(sender, told)]
+        record = NodeRecord(sender, ask.role, ask.host, ask.endpoint, ask.pid, ask.build)
+        holder = self.members.lives.get(node_id(sender))
+        effects = self.members.admit(record, now_us)
+        if holder is not None and holder.record.name != sender:
+            effects.append(Disconnect(holder.record.name))
+        effects += self._submit(("register", sender, ask), lambda state: decisions.admit(state, record, self.cluster))
+        if record.role == "server":
+            effects += self._ask_again(now_us)
+        return effects
+
+    def _on_beat(self, sender: str, beat: m.Beat, now_us: int) -> list[Any]:
+        known, effects = self.members.beat(sender, beat.token, beat.counters, now_us)
+        state = self._state()
+        if known and beat.token > state.token:
+            effects += self._submit(("token",), lambda stored: decisions.catch_up(stored, beat.token))
+        return [*effects, Send(sender, m.BeatAck(state.term, state.token, known))]
+
+    def _on_node_exit(self, sender: str, ask: m.NodeExit, now_us: int) -> list[Any]:
+        """Whoever watches the process knows better than any timer."""
+        why = f"signal {-ask.status}" if ask.status < 0 else f"exit code {ask.status}"
+        candidate = self.members.candidates.get(node_id(ask.node))
+        if candidate is not None and candidate.name == ask.node:
+            del self.members.candidates[node_id(ask.node)]
+
+        def change(state: State) -> Outcome:
+            outcome = decisions.lose(state, ask.node, why)
+            return outcome._replace(effects=(*outcome.effects, Send(sender, m.Done(ask.request, Code.OK, ""))))
+
+        buried = self._bury(ask.node, why, now_us, ended=True)
+        return [*buried, *self._submit(("exit", sender, ask), change, must=bool(buried))]
+
+    def _look_around(self, now_us: int) -> list[Any]:
+        """Who has been silent for too long?"""
+        if self.ledger.state is None:
+            return []
+        dead, effects = self.members.silent(now_us)
+        for name, why in dead:
+            effects += self._bury(name, why, now_us)
+            effects += self._submit(("lose", name), _losing(name, why), must=True)
+        return [*effects, *self._ask_again(now_us)]
+
+    def _bury(self, name: str, why: str, now_us: int, ended: bool = False) -> list[Any]:
+        effects = self.members.bury(name, why, now_us, ended)
+        if effects:
+            effects.append(Disconnect(name))
+        for listeners in self.audience.values():
+            listeners.pop(name, None)
+        self.waiting.pop(name, None)
+        return effects
+
+    # -- jobs
+
+    def _on_job_ask(self, sender: str, ask: m.JobAsk, now_us: int) -> list[Any]:
+        if sender in self.members.dead:
+            return []
+        return self._submit(("job", sender, ask.request), lambda state: self._register_job(state, sender, ask, now_us))
+
+    def _register_job(self, state: State, sender: str, ask: m.JobAsk, now_us: int) -> Outcome:
+        servers, why = self._placeable(now_us)
+        outcome = decisions.register(state, sender, ask, servers, self._gone, self.limits)
+        if not outcome.waits:
+            self.waiting.pop(sender, None)
+            return outcome
+        if sender in self.waiting or len(self.waiting) >= self.limits.nodes_max:
+            return outcome
+        self.waiting[sender] = ask
+        return outcome._replace(effects=(Log("job_waits", {"agent": sender, "text": why}),))
+
+    def _placeable(self, now_us: int) -> tuple[list[NodeRecord], str]:
+        """Servers for a new job, or none, and what it waits for: those that belong to the cluster may be on their way."""
+        servers = self.members.servers()
+        awaited = self.members.awaited(now_us)
+        if awaited:
+            return [], f"{', '.join(awaited[:4])} may still be alive"
+        settling = now_us < self.members.start_us + self.limits.settle_us
+        if settling and len(servers) < self.servers_expected:
+            return [], f"{len(servers)} of {plural(self.servers_expected, 'server')} are there"
+        return servers, "" if servers else "no server is registered: start one with `plugml server`"
+
+    def _ask_again(self, now_us: int) -> list[Any]:
+        """Jobs that waited for a server have their turn."""
+        if not self.waiting or not self._placeable(now_us)[0]:
+            return []
+        effects: list[Any] = []
+        for sender, ask in list(self.waiting.items()):
+            effects += self._on_job_ask(sender, ask, now_us)
+        return effects
+
+    def _gone(self, agent: str) -> bool:
+        return agent in self.members.dead and node_id(agent) not in self.members.lives
+
+    def _on_attach_ask(self, sender: str, ask: m.AttachAsk, now_us: int) -> list[Any]:
+        if sender in self.members.dead:
+            return []  # a late word of a dead agent would fence its successor
+        self._listen(ask.job, sender)
+        return self._submit(("attach", sender, ask), lambda state: decisions.attach(state, sender, ask))
+
+    def _on_map_ask(self, sender: str, ask: m.MapAsk, now_us: int) -> list[Any]:
+        state = self._state()
+        job = state.jobs.get(ask.job)
+        if job is None:
+            told = m.MapTold(ask.job, state.token, removed_map(ask.job, state.token, state.ring_ranges).to_document())
+            return [Send(sender, told)] if 0 < ask.job <= state.last else []
+        self._listen(ask.job, sender)
+        if ask.token > state.token:
+            return []  # the map is being stored, and will be told to everybody who listens
+        return [Send(sender, m.MapTold(ask.job, state.token, job.map(state.token, state.ring_ranges).to_document()))]
+
+    def _listen(self, number: int, name: str) -> None:
+        """The node is told of every change of the job's map from here on."""
+        if number in self._state().jobs:
+            listeners = self.audience.setdefault(number, {})
+            if len(listeners) < self.limits.nodes_max:
+                listeners[name] = None
+
+    def _on_job_end(self, sender: str, ask: m.JobEnd, now_us: int) -> list[Any]:
+        if ask.state not in ENDINGS:
+            text = f"a job ends as {', '.join(ENDINGS)}, not as {ask.state[:40]!r}"
+            return [Send(sender, m.Done(ask.request, Code.FORMAT, text))]
+
+        def change(state: State) -> Outcome:
+            outcome = decisions.end(state, ask.job, ask.state, ask.reason)
+            return outcome._replace(effects=(*outcome.effects, Send(sender, m.Done(ask.request, Code.OK, ""))))
+
+        return self._submit(("end", sender, ask), change)
+
+    # -- people
+
+    def _on_admin(self, sender: str, ask: m.Admin, now_us: int) -> list[Any]:
+        def told(code: Code, text: str, document: dict[str, Any]) -> Send:
+            return Send(sender, m.AdminTold(ask.request, code, text, document))
+
+        state = self._state()
+        after = ask.arguments.get("after", 0)
+        if type(after) is not int or after < 0:
+            return [told(Code.RANGE, "`after` is the number that the page before gave as `next`", {})]
+        if ask.verb == "status":
+            members, trouble = self.members, self.ledger.trouble
+            return [told(Code.OK, "", admin.status(state, members, self.cluster, self.name, trouble, after, now_us))]
+        if ask.verb == "jobs":
+            return [told(Code.OK, "", admin.jobs(state, after))]
+        if ask.verb not in ("job", "stop", "rm"):
+            return [told(Code.RANGE, f"unknown verb {ask.verb[:40]!r}; known are status, jobs, job, stop, rm", {})]
+
+        job = _job_of(state, ask.arguments.get("job"))
+        if job is None:
+            names = ", ".join(sorted({item.spec.name for item in state.jobs.values()})[:20]) or "none at all"
+            return [told(Code.RANGE, f"there is no job {str(ask.arguments.get('job'))[:64]!r}; known are {names}", {})]
+        if ask.verb == "job":
+            return [told(Code.OK, "", admin.job(state, job, after))]
+        number, name = job.number, job.spec.name
+        if ask.verb == "rm" and job.running:
+            return [told(Code.AGAIN, f"job {name!r} is running: stop it first with `plugml stop {name}`", {})]
+
+        def change(before: State) -> Outcome:
+            outcome = Outcome(before)
+            if ask.verb == "stop":
+                outcome = decisions.end(before, number, STOPPED, "stopped by `plugml stop`")
+            elif number in before.jobs:
+                outcome = decisions.remove(before, number)
+            state_now = outcome.state.jobs[number].state if number in outcome.state.jobs else "removed"
+            answer = told(Code.OK, f"job {name!r} is {state_now}", {"job": number, "name": name, "state": state_now})
+            return outcome._replace(effects=(*outcome.effects, answer))
+
+        return self._submit((ask.verb, sender, ask.request), change)
+
+    # -- invariants
+
+    def check(self) -> None:
+        self.ledger.check()
+        self.members.check()
+        state = self.ledger.state
+        if state is None:
+            return
+        running = [job.spec.name for job in state.jobs.values() if job.running]
+        assert len(running) == len(set(running)), "two running jobs of one name"
+        for number, job in state.jobs.items():
+            assert 0 < number <= state.last and job.number == number
+            named = set(job.servers())
+            assert named == set(job.endpoints), f"endpoints of job {number}"
+            assert not job.running or all(seat.replicas for seat in job.seats.values()), f"job {number} runs with lost ranges"
+        for key, record in state.nodes.items():
+            assert node_id(record.name) == key
+
+    def digest(self) -> int:
+        state = self.ledger.state
+        stored = pack(state) if state is not None else b""
+        lives = [(life.record.name, life.state, life.last_us) for _, life in sorted(self.members.lives.items())]
+        waiting = (sorted(self.waiting), sorted(self.members.dead), self.ledger.version, self.tick_us, lives)
+        return crc32(repr(waiting).encode(), crc32(stored))
+
+
+def _losing(name: str, why: str) -> Change:
+    return lambda state: decisions.lose(state, name, why)
+
+
+def _job_of(state: State, word: object) -> Job | None:
+    """A job by its name (the newest of that name) or its number."""
+    if isinstance(word, str):
+        found = state.job_named(word)
+        if found is not None or not word.isdecimal() or len(word) > 10:
+            return found
+        return state.jobs.get(int(word))
+    return state.jobs.get(word) if type(word) is int else None
+
+
+def _trouble_of(sender: str, ask: m.Register) -> str:
+    """Why a registration cannot be taken, "" if it can."""
+    if not _NAME.match(sender):
+        return f"{sender[:80]!r} is no node name: it must be <id>.<incarnation>"
+    if ask.role not in ROLES:
+        return f"role {ask.role[:40]!r} is none of {', '.join(ROLES)}"
+    if ask.role == "server" and not ask.endpoint:
+        return "a server must say where others reach it"
+    if max(len(ask.host), len(ask.endpoint), len(ask.build)) > TEXT_MAX:
+        return f"host, endpoint and build have at most {TEXT_MAX} characters"
+    return ""
