@@ -38,7 +38,7 @@ class Channel:
 
     __slots__ = (
         "name", "job", "number", "worker", "gen", "done_seq", "cur_seq", "clock", "version", "status", "weight",
-        "pushes", "state", "line", "request", "looked", "rung", "said_bye", "seen_us", "last_error", "reading",
+        "pushes", "elements", "state", "line", "request", "looked", "rung", "said_bye", "seen_us", "last_error", "reading",
     )  # fmt: skip
 
     def __init__(self, opened: e.ChannelOpened, now_us: int) -> None:
@@ -54,6 +54,7 @@ class Channel:
         self.status = opened.status
         self.weight = opened.weight  # sum over the pushes of the current clock
         self.pushes = opened.pushes
+        self.elements = opened.elements
         self.state = READY
         self.line: bytes | None = None  # the line that was answered last
         self.request: Request | None = None  # the one being worked on
@@ -75,11 +76,8 @@ class Channel:
             return []
         return [e.ReadCmd(self.name)]
 
-    def on_cmd(self, read: e.CmdRead, count: int | None) -> list[Any]:
-        """What the line calls for at once; `request` is set when it is a new request to work on.
-
-        `count` are the elements of the dense tables, None while that is unknown.
-        """
+    def on_cmd(self, read: e.CmdRead) -> list[Any]:
+        """What the line calls for at once; `request` is set when it is a new request to work on."""
         if self.state != READY or self.request is not None:
             return []
         adopting, self.looked = not self.looked, True
@@ -89,15 +87,15 @@ class Channel:
             return self._refuse(self.done_seq + 1, None, read.code, read.text)
         if line is None or line == self.line:
             return []
-        if adopting and self._was_answered(line):
-            self.line = line
-            return [self._reply_again()]
 
         try:
+            if adopting and self._was_answered(line):
+                self.line = line
+                return [self._reply_again(line)]
             request = parse_request(line)
             if request.verb == "hello":
                 return [self._hello()]
-            self._check(request, count)
+            self._check(request)
         except RequestError as error:
             seq = seq_of(line)
             return self._refuse(self.done_seq + 1 if seq is None else seq, line, error.code, error.text)
@@ -115,7 +113,7 @@ class Channel:
             return self.done_seq > 0 and self.status == Code.FORMAT
         return seq == self.done_seq and seq > 0
 
-    def _check(self, request: Request, count: int | None) -> None:
+    def _check(self, request: Request) -> None:
         if request.seq != self.done_seq + 1:
             raise RequestError(Code.SEQ, f"seq {request.seq} is not the next one: {self.done_seq} is done, so {self.done_seq + 1} is")
         if self.said_bye:
@@ -130,17 +128,17 @@ class Channel:
             raise RequestError(Code.FORMAT, "t= is not available in this version; leave it out and the answer is waited for")
         if request.verb in CLOCKED and request.clock != self.clock:
             raise RequestError(Code.SEQ, f"clock {request.clock} is not this worker's next one: {self.clock} is")
-        if request.n is not None and count is not None and request.n != count and (request.pushes or request.pulls):
-            raise RequestError(Code.SIZE, f"n={request.n}, but the job's dense tables have {count} elements")
+        if request.n is not None and request.n != self.elements and (request.pushes or request.pulls):
+            raise RequestError(Code.SIZE, f"n={request.n}, but the job's dense tables have {self.elements} elements")
 
     # -- answers
 
-    def finish(self, version: int, count: int | None = None, *, weight: float = 0.0, pushed: bool = False, ticked: bool = False) -> list[Any]:
+    def finish(self, version: int, *, pushed: bool = False, ticked: bool = False) -> list[Any]:
         """The request succeeded: what is to be written, in order, and then the reply."""
         request = self.request
         assert request is not None
         if pushed:
-            self.weight += weight
+            self.weight += request.weight
             self.pushes += 1
         if ticked:
             self.clock += 1
@@ -148,8 +146,7 @@ class Channel:
         self.version = version
         self._done(request.seq, Code.OK)
         self.line = self.reading
-        record = format_reply(Record(True, request.seq, self.clock, version, count))
-        return [*self._words(), e.Reply(self.name, record), *self._look_again()]
+        return [*self._words(), self._ok(request), *self._look_again()]
 
     def fail(self, code: Code, text: str) -> list[Any]:
         """The request is refused, definitely or not as the code says; it counts as done."""
@@ -198,10 +195,15 @@ class Channel:
         result = e.WriteResult(self.name, self.done_seq, self.clock, self.version, self.status, self.weight, self.pushes)
         return [result, e.SetDone(self.name, self.done_seq)]
 
-    def _reply_again(self) -> e.Reply:
-        code = Code(self.status)
-        version = self.version if code is Code.OK else None
-        return e.Reply(self.name, format_reply(Record(code is Code.OK, self.done_seq, self.clock, version, code=code)))
+    def _ok(self, request: Request) -> e.Reply:
+        elements = self.elements if request.pulls else None
+        return e.Reply(self.name, format_reply(Record(True, request.seq, self.clock, self.version, elements)))
+
+    def _reply_again(self, line: bytes) -> e.Reply:
+        """The reply to done_seq from what the page says, and the line that is still there."""
+        if self.status == Code.OK:
+            return self._ok(parse_request(line))
+        return e.Reply(self.name, format_reply(Record(False, self.done_seq, self.clock, code=Code(self.status))))
 
     def _hello(self) -> e.Reply:
         return e.Reply(self.name, format_reply(Record(True, 0, self.clock, self.version, done=self.done_seq)))

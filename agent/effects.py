@@ -191,6 +191,7 @@ class ChannelOpened(NamedTuple):
     status: int
     weight: float
     pushes: int
+    elements: int  # of all dense tables
 
 
 class ChannelFailed(NamedTuple):

@@ -170,7 +170,7 @@ class AgentMachine:
             return []
         job = self.jobs[channel.number]
         before = channel.request
-        effects = channel.on_cmd(read, None if job.plan is None else job.plan.elements)
+        effects = channel.on_cmd(read)
         if channel.request is None or channel.request is before:
             return effects
         operation = Operation(channel, job, self.streams[channel.name], self.new_request(), self.limits, self.credits, now_us)

@@ -294,7 +294,7 @@ class Operation:
         ended = self.job.ended()
         if ended is not None and not self.leaving:
             return self.fail(*ended)
-        if not self.under_way:
+        if not self.under_way or (self.request.pushes and not self.read):
             return self.start(now_us)
         effects: list[Any] = []
         if self.scatter is not None:
@@ -330,11 +330,10 @@ class Operation:
         if self.text_values is not None:
             effects.append(e.WriteText(channel.name, self.text_values))
         version = self.gather.version if self.gather is not None else channel.version
-        count = self.job.plan.elements if self.job.plan is not None and (request.pushes or request.pulls) else None
         if self.leaving:
             channel.said_bye = True
         pushed = request.pushes and request.verb != "init"
-        return effects + channel.finish(version, count, weight=request.weight, pushed=pushed, ticked=self.ticking)
+        return effects + channel.finish(version, pushed=pushed, ticked=self.ticking)
 
     def _close(self) -> None:
         self.over = True

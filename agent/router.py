@@ -169,11 +169,12 @@ class Job:
         routes = {number: Route(item.primary, item.epoch) for number, item in new.ranges.items()}
         if new.clock_range not in routes or any(part.range not in routes for part in self.plan.parts):
             raise PeerError(f"the map of job {new.spec.name!r} lacks ranges that hold its tables or its clock")
+        clock_moved = new.clock_range in self.nacked or self.clock_route != routes[new.clock_range]
         moved = self.nacked | {number for number, route in routes.items() if self.routes.get(number) != route}
         self.nacked = set()
         self.map, self.token, self.routes = new, new.token, routes
-        before, self.clock_route = self.clock_route, routes[new.clock_range]
-        return frozenset(moved), before != self.clock_route
+        self.clock_route = routes[new.clock_range]
+        return frozenset(moved), clock_moved
 
     def on_standing(self, standing: m.Standing, now_us: int) -> None:
         """Numbers of a clock never fall, so that a late notice changes nothing."""

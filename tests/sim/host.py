@@ -195,7 +195,7 @@ class Host:
         clock = result.clock if served.done_seq else info.clock
         return fx.ChannelOpened(
             name, info.job, info.number, info.worker, info.gen, served.done_seq, served.cur_seq, clock, result.version,
-            result.status, result.weight, result.pushes,
+            result.status, result.weight, result.pushes, info.elements,
         )  # fmt: skip
 
     def served(self, name: str) -> AgentChannel:
