@@ -37,7 +37,7 @@ _NUMBER_MAX = (1 << 32) - 1
 #: op -> its fields, each with its kind; a "?" in front: may be left out.
 FIELDS: dict[str, dict[str, str]] = {
     "hello": {"version": "number"},
-    "register": {"spec": "document"},
+    "register": {"spec": "document", "job": "?number"},
     "attach": {"job": "text", "worker": "number"},
     "opened": {"job": "text", "worker": "number", "gen": "number", "dir": "text"},
     "exited": {"job": "text", "worker": "number", "gen": "number", "how": "text", "clock": "?number"},
@@ -134,6 +134,9 @@ class Desk:
 
     def _register(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
         ticket.spec = JobSpec.from_document(fields["spec"])
+        if "job" in fields:  # told to a restarted agent: this run exists already, and must not begin anew if it has ended
+            ticket.job = self.agent.job(fields["job"], ticket.spec.name)
+            return self._with_map(ticket, now_us)
         document = ticket.spec.to_document()
         return self._ask_master(ticket, lambda number: m.JobAsk(number, document), now_us)
 

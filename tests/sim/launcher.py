@@ -39,7 +39,7 @@ class Launcher:
         self.workers = workers
         self.finished: list[int] = []
         self.programs: dict[int, Program] = {}
-        self.channels: dict[int, Channel] = {}
+        self.channels: dict[str, Channel] = {}  # that this launcher keeps
         self.failures: dict[int, str] = {}
         self.restarts = 0
         self.job_number = 0
@@ -117,7 +117,8 @@ class Launcher:
         self._agent_name = self.agent.name
         self._pending = {number: item for number, item in self._pending.items() if item[0]["op"] not in GREETING}
         self.ask("hello", {"version": 1}, lambda answer: None)
-        self.ask("register", {"spec": self.spec.to_document()}, self._greeted)
+        again = {"job": self.job_number} if self.job_number else {}
+        self.ask("register", {"spec": self.spec.to_document(), **again}, self._greeted)
 
     def _greeted(self, answer: dict[str, Any]) -> None:
         """This agent knows the job: repeat what is unanswered, or begin."""
@@ -212,7 +213,7 @@ class Launcher:
         channel = self.host.make(str(answer["info"]), answer["sizes"])
         if (channel.worker, channel.gen) != (worker, gen) or channel.info.number != self.job_number:
             raise Violation(f"attach of worker {worker} gave {channel.info}")
-        self.channels[worker] = channel
+        self.channels[channel.name] = channel
         fields = {"job": self.spec.name, "worker": worker, "gen": gen, "dir": channel.name}
         self.ask("opened", fields, lambda _answer: self._opened(worker, channel, clock))
 
@@ -232,7 +233,7 @@ class Launcher:
         if not self.alive:
             return
         fields: dict[str, Any] = {"job": self.spec.name, "worker": worker, "gen": gen}
-        channel = self.channels.pop(worker, None)
+        channel = program.channel
         if how == "finished":
             fields |= {"how": "finished", "clock": program.clock}
             self.ask("exited", fields, lambda answer: self._finish(worker, channel))
@@ -245,18 +246,19 @@ class Launcher:
             fields |= {"how": "lost"}
             self.ask("exited", fields, lambda answer: self._release(channel))
 
-    def _release(self, channel: Channel | None) -> None:
-        if channel is not None:
-            channel.files.kept = False
-            if not channel.swept:
-                raise Violation(f"{channel.name} was not swept although its program has ended")
+    def _release(self, channel: Channel) -> None:
+        """The agent has closed the channel: let go of keeper and bells."""
+        self.channels.pop(channel.name, None)
+        channel.files.kept = False
+        if not channel.swept:
+            raise Violation(f"{channel.name} was not swept although its program has ended")
 
-    def _finish(self, worker: int, channel: Channel | None) -> None:
+    def _finish(self, worker: int, channel: Channel) -> None:
         self._release(channel)
         if worker not in self.finished:
             self.finished.append(worker)
 
-    def _restart(self, worker: int, channel: Channel | None) -> None:
+    def _restart(self, worker: int, channel: Channel) -> None:
         self._release(channel)
         self.attach(worker)
 
