@@ -70,7 +70,7 @@ def parse_text(info: Info, text: bytes, buffer: NDArray[np.uint8], name: str) ->
     for table in info.dense:
         part = lines[start : start + table.elements]
         into = np.frombuffer(buffer, table.numpy_dtype, table.elements, table.offset)
-        if b"_" in text:  # Python would take 1_000 for a number
+        if b"_" in text and any(b"_" in line for line in part):  # Python would take 1_000 for a number
             raise _bad_line(part, start, table, name)
         try:
             if table.dtype == "i64":
@@ -93,7 +93,7 @@ def _check_overflow(values: NDArray[Any], into: NDArray[Any], start: int, table:
     lost = np.isinf(into) & np.isfinite(values)
     at = int(lost.argmax())
     if lost[at]:
-        raise RequestError(Code.RANGE, f"line {start + at + 1} of {name}: {values[at]!r} does not fit into {table.dtype}")
+        raise RequestError(Code.RANGE, f"line {start + at + 1} of {name}: {float(values[at])!r} does not fit into {table.dtype}")
 
 
 def _bad_line(lines: list[bytes], start: int, table: InfoTable, name: str) -> RequestError:

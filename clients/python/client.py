@@ -75,7 +75,7 @@ class Client:
         self.done = False  # the job's stop rule has fired: end the loop
         self._pid = os.getpid()
         self._seq = 0
-        self._asked: int | None = None  # a request whose reply has not been read, after an interrupt
+        self._asked = b""  # a request whose reply was not read, because an interrupt came
         self._lost = False  # somebody else has used the channel: say hello again
         self._fatal: ChannelError | None = None
         self._closed = not self.plugged
@@ -273,9 +273,8 @@ class Client:
             raise self._fatal
         if self._closed:
             raise ChannelError(Code.SEQ, "the handle is closed: bye() and close() are the last calls")
-        if self._asked is not None:  # an interrupt came while we waited
-            self._files.wait(self._asked)
-            self._asked, self._lost = None, True
+        if self._asked:
+            self._settle()
         if self._lost:
             self._hello()
 
@@ -284,14 +283,14 @@ class Client:
         line = f"{verb} {seq}{rest}\n".encode()
         seconds = 0.0
         while True:
-            self._asked = seq
+            self._asked = line
             self._files.ask(line)
             try:
                 reply = self._files.wait(seq)
             except ChannelError as error:
                 self._fatal = error
                 raise
-            self._asked = None
+            self._asked = b""
             if reply.code is not Code.AGAIN:
                 break
             seconds = pause(seconds)
@@ -301,6 +300,15 @@ class Client:
             self.clock = reply.clock
         self.done = self.done or reply.stop
         return reply
+
+    def _settle(self) -> None:
+        """See a request through whose caller was interrupted: nobody else may have the files before it is answered."""
+        seq = self._seq + 1
+        if self._files.done_seq() < seq:
+            self._files.ask(self._asked)  # it may not have got as far as the bell; twice does no harm
+            self._files.wait(seq)
+        self._files.discard_replies()
+        self._asked, self._lost = b"", True
 
     def _judge(self, reply: Reply) -> None:
         if reply.ok:
@@ -316,8 +324,8 @@ class Client:
             text = self._files.text("err", 4096).strip()
         except ChannelError:
             return ""
-        word, _colon, rest = text.partition(": ")
-        return rest.rstrip(".") if word == code.name else ""
+        start, _colon, rest = text.partition(": ")
+        return rest.rstrip(".") if start.split(" ")[0] == code.name else ""
 
     def _matched(self, arrays: Any, what: str, *, writable: bool = False) -> list[tuple[Table, NDArray[Any]]]:
         """The given arrays beside their tables, each checked before anything is written.  Raises `ChannelError` SIZE, RANGE."""

@@ -20,6 +20,7 @@ ABI_MAJOR = 1
 ENDIAN_TAG = 0x01020304
 PAGE_BYTES = 4096
 RECORD_BYTES = 64
+DONE_SEQ_AT = 0x80
 INFO_BYTES_MAX = 1 << 18
 
 _AGAIN_S, _AGAIN_S_MAX = 0.001, 0.1
@@ -91,14 +92,7 @@ class ChannelFiles:
 
     def check_page(self) -> None:
         """Raises `ChannelError` VERSION unless `ctl` is a page that we can read."""
-        try:
-            fd = os.open(f"{self.path}/ctl", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError as error:
-            raise self._why("ctl", error) from None
-        try:
-            page = os.pread(fd, PAGE_BYTES, 0)
-        finally:
-            os.close(fd)
+        page = self._page()
         if len(page) < PAGE_BYTES or not page.startswith(MAGIC):
             raise ChannelError(Code.VERSION, f"{self.path}/ctl is no page of a channel")
         major, _minor, endian = struct.unpack_from("=HHI", page, 8)
@@ -106,6 +100,21 @@ class ChannelFiles:
             raise ChannelError(Code.VERSION, "the channel was written with another byte order than this program's")
         if major != ABI_MAJOR:
             raise ChannelError(Code.VERSION, f"the channel has layout {major}, this client knows {ABI_MAJOR}")
+
+    def done_seq(self) -> int:
+        """The request that was answered last, from the page."""
+        page = self._page()
+        return int.from_bytes(page[DONE_SEQ_AT : DONE_SEQ_AT + 8], "little")
+
+    def _page(self) -> bytes:
+        try:
+            fd = os.open(f"{self.path}/ctl", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as error:
+            raise self._why("ctl", error) from None
+        try:
+            return os.pread(fd, PAGE_BYTES, 0)
+        finally:
+            os.close(fd)
 
     def map(self, name: str, nbytes: int) -> mmap.mmap:
         """The whole file as memory: `grad` to write, `param` to read."""

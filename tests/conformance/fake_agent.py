@@ -325,7 +325,7 @@ class FakeAgent:
         if seq is not None and seq != done + 1:
             channel.count("refused_sequences")
             text = f"seq {seq} came, {done + 1} is the next one"
-            channel.write_error(f"SEQ: {text}")
+            channel.write_error(f"SEQ seq={seq}: {text}")
             self._answer(worker, channel, line, Reply(False, seq, self.server.finished[worker], code=Code.SEQ))
             return
         seq = done + 1 if seq is None else seq
@@ -381,7 +381,7 @@ class FakeAgent:
                 stop, self.stopped_at = True, seq
             code, text = Code.OK, ""
         except RequestError as error:
-            code, text = error.code, str(error)
+            code, text = error.code, f"{error.code.name} seq={seq}: {error.text}"
             store(lambda: channel.write_error(text))
         late = self._fault("slow", worker, seq)
         if late:
@@ -396,16 +396,17 @@ class FakeAgent:
         finished = self.server.finished[worker]
         if request.seq <= self.server.ticked[worker]:
             return  # the agent died after the tick
-        if request.verb in ("step", "clock", "push", "pushpull") and request.clock != finished:
+        if request.verb in ("step", "clock", "push", "pull", "pushpull") and request.clock != finished:
             raise RequestError(Code.SEQ, f"clock {request.clock} came, worker {worker} is in clock {finished}")
 
     def _write_values(self, worker: int, channel: AgentChannel, request: Request, seq: int) -> None:
         values = self.server.values
+        if request.text:
+            self._store(worker, seq, lambda: channel.write_text(values))
+            return
         half = values.nbytes // 2 // 64 * 64
         for start, stop in ((0, half), (half, values.nbytes)):
             self._store(worker, seq, lambda start=start, stop=stop: channel.write_param(start, values[start:stop]))
-        if request.text:
-            self._store(worker, seq, lambda: channel.write_text(values))
 
     def _answer(self, worker: int, channel: AgentChannel, line: bytes, reply: Reply) -> None:
         record = format_reply(reply)
