@@ -585,7 +585,7 @@ static int request(plugml *p, const char *verb, int pushing, const void *g, int 
     if (!reply.ok)
         return refused(p, &reply);
     p->code = 0;
-    p->clock = (long)reply.clock;
+    p->clock += !strcmp(verb, "step") || !strcmp(verb, "clock");
     p->lag = (long)reply.lag;
     p->version = reply.version ? reply.version : p->version;
     if (pulling && w && w != p->mapped[PARAM] && (outcome = read_all(p, PARAM, w, (size_t)p->nbytes, 0)) != 0)

@@ -44,7 +44,6 @@ plugml_attach <- function() {
   p$stop <- FALSE
   p$fatal <- FALSE
   plugml_read_info(p)
-  plugml_open_bells(p)
   plugml_hello(p)
   p
 }
@@ -56,8 +55,7 @@ plugml_bye <- function(p) {
   p$fatal <- TRUE
   p$code <- "GONE"
   p$text <- "this program has said bye already"
-  close(p$req)
-  close(p$rep)
+  for (con in list(p$req, p$rep)) if (plugml_is_open(con, p$dir)) close(con)
   invisible(TRUE)
 }
 
@@ -122,8 +120,23 @@ plugml_ping <- function(p) {
   invisible(TRUE)
 }
 
+# Refuse to go on unless the channel holds `count` numbers (and, if given, of this dtype).
+plugml_expect <- function(p, count, dtype = NULL) {
+  if (is.null(p)) return(invisible(FALSE))
+  plugml_check(p)
+  dtypes <- vapply(p$tables, function(table) table$dtype, "")
+  wrong <- if (p$count != count) sprintf("the job's tables have %.0f elements, the program has %.0f: make the shapes agree", p$count, count)
+  else if (!is.null(dtype) && any(dtypes != dtype)) sprintf("the job's tables hold %s numbers, the program has %s", toString(unique(dtypes)), dtype)
+  if (is.null(wrong)) return(invisible(TRUE))
+  p$fatal <- TRUE
+  plugml_fail(p, "SIZE", wrong)
+}
+
 # The loop is over: the job's stop rule has fired, or the last request failed.
 plugml_done <- function(p) !is.null(p) && (p$stop || p$code != "OK")
+
+# The last outcome: "OK" or one of plugml_codes.
+plugml_code <- function(p) if (is.null(p)) "OK" else p$code
 
 # ---- who and where am I -------------------------------------------------------------------------------------------------
 
@@ -175,7 +188,10 @@ plugml_request <- function(p, verb, weight = NULL, ticks = FALSE) {
   reply <- plugml_ask(p, paste0(line, "\n"), seq)
   if (!reply$code %in% c("SEQ", "AGAIN")) p$seq <- seq  # Refused for good is answered, too.
   if (reply$stop || reply$code == "STOP") p$stop <- TRUE
-  if (reply$code == "STOP") return(invisible(FALSE))    # No error: the loop has come to its end.
+  if (reply$code == "STOP") {  # No error: the loop has come to its end.
+    p$code <- "STOP"
+    return(invisible(FALSE))
+  }
   if (!reply$ok) plugml_refused(p, reply)
   p$code <- "OK"
   p$lag <- reply$lag
@@ -187,6 +203,7 @@ plugml_request <- function(p, verb, weight = NULL, ticks = FALSE) {
 # Write the request, ring, wait.
 plugml_ask <- function(p, line, seq) {
   pause <- 0.01
+  if (!plugml_is_open(p$req, p$dir) || !plugml_is_open(p$rep, p$dir)) plugml_open_bells(p)
   for (try in 1:60) {
     plugml_write_file(p, "cmd", charToRaw(line))
     writeBin(as.raw(10L), p$req)
@@ -314,6 +331,11 @@ plugml_write_file <- function(p, name, bytes) {
   con <- file(file.path(p$dir, name), "r+b")
   on.exit(close(con))
   writeBin(bytes, con)
+}
+
+# A program may have closed all connections (closeAllConnections), and the number may belong to another one now.
+plugml_is_open <- function(con, dir) {
+  !is.null(con) && tryCatch(isOpen(con) && dirname(summary(con)$description) == path.expand(dir), error = function(e) FALSE)
 }
 
 plugml_open_bells <- function(p) {

@@ -58,11 +58,7 @@ plugml_attach() {
         plugml_fail_ VERSION "the channel speaks version ${plugml_version_:-none}, this client speaks 1: use the plugml.sh that belongs to this plugml"
         return 2
     fi
-    # Read-only, so that the end of all writers is seen as end of file; by way of 8, since opening would wait for a writer.
-    if ! { exec 8<> "$PLUGML_DIR/rep" && exec 9< "$PLUGML_DIR/rep" && exec 8<> "$PLUGML_DIR/req"; } 2> /dev/null; then
-        plugml_fail_ PERM "cannot open the FIFOs in $PLUGML_DIR"
-        return 2
-    fi
+    plugml_open_ || return
     plugml_fatal_=0 plugml_attached_=1
     plugml_hello_ || { plugml_fatal_=1; return 2; }
 }
@@ -80,13 +76,13 @@ plugml_expect() {
 # model allows to see.  An empty name stands for the channel's own file.  The weight counts the examples behind this push.
 plugml_step() {
     plugml_plugged || return 1
-    plugml_put_ "${1-}" && plugml_ask_ step "n=$plugml_count w=$(plugml_word_ "${3-1}") fmt=text" && plugml_get_ "${2-}"
+    plugml_put_ "${1-}" "${3-1}" && plugml_ask_ step "$plugml_keys_" && plugml_get_ "${2-}"
 }
 
 # plugml_push GRADIENT [WEIGHT]: several pushes may go into one clock.
 plugml_push() {
     plugml_plugged || return 0
-    plugml_put_ "${1-}" && plugml_ask_ push "n=$plugml_count w=$(plugml_word_ "${2-1}") fmt=text"
+    plugml_put_ "${1-}" "${2-1}" && plugml_ask_ push "$plugml_keys_"
 }
 
 # plugml_pull VALUES
@@ -98,13 +94,13 @@ plugml_pull() {
 # plugml_pushpull GRADIENT VALUES [WEIGHT]
 plugml_pushpull() {
     plugml_plugged || return 1
-    plugml_put_ "${1-}" && plugml_ask_ pushpull "n=$plugml_count w=$(plugml_word_ "${3-1}") fmt=text" && plugml_get_ "${2-}"
+    plugml_put_ "${1-}" "${3-1}" && plugml_ask_ pushpull "$plugml_keys_" && plugml_get_ "${2-}"
 }
 
 # plugml_init VALUES: offer first values; the file becomes the job's.
 plugml_init() {
     plugml_plugged || return 0
-    plugml_put_ "${1-}" && plugml_ask_ init "n=$plugml_count fmt=text" && plugml_get_ "${1-}"
+    plugml_put_ "${1-}" 1 && plugml_ask_ init "$plugml_keys_" && plugml_get_ "${1-}"
 }
 
 # End this clock without a push.
@@ -138,6 +134,13 @@ plugml_fail_() { # CODE TEXT
     return 2
 }
 
+plugml_open_() {
+    # Replies read-only, so that the end of all writers is seen as end of file; by way of 8, since opening would wait for a
+    # writer.  A failing `exec` would end the script, `command exec` does not.
+    command exec 8<> "$PLUGML_DIR/rep" && command exec 9< "$PLUGML_DIR/rep" && command exec 8<> "$PLUGML_DIR/req" ||
+        plugml_fail_ GONE "cannot open the FIFOs in $PLUGML_DIR: the channel has ended; end the program"
+}
+
 plugml_ready_() {
     if [ "$plugml_fatal_" = 1 ]; then
         if [ "$plugml_code" = OK ]; then plugml_fail_ GONE "$plugml_error"; fi
@@ -146,11 +149,9 @@ plugml_ready_() {
     [ "$plugml_attached_" = 1 ] || plugml_fail_ SEQ 'call plugml_attach first'
 }
 
-# The last word, so that the blanks of `wc -l` do no harm.
-plugml_word_() { printf %s "${1##* }"; }
-
-plugml_put_() { # FILE
+plugml_put_() { # FILE WEIGHT
     plugml_ready_ || return
+    plugml_keys_="n=$plugml_count w=${2##* } fmt=text" # the last word: the blanks of `wc -l` do no harm
     case $1 in '' | "$plugml_grad") return 0 ;; esac
     if ! [ -r "$1" ]; then
         plugml_fail_ FORMAT "cannot read $1, which should hold the numbers to push"
@@ -197,6 +198,8 @@ plugml_ask_() { # VERB [KEYS]
 # restarted: they are passed over.  The keeper answers GONE when there will be no agent any more, and may not know our seq.
 plugml_ring_() { # LINE SEQ
     plugml_tries_=0
+    # A program may have closed all descriptors that it does not know.
+    if ! { command : >&8 && command : <&9; } 2> /dev/null; then plugml_open_ || return; fi
     while :; do
         plugml_line_=$1
         # 1<> does not truncate, and the line goes out in one write.
@@ -204,14 +207,17 @@ plugml_ring_() { # LINE SEQ
             plugml_fail_ GONE "cannot write to $PLUGML_DIR: the channel has ended; end the program"
             return 2
         fi
+        plugml_ends_=0
         while :; do
             plugml_outcome_='' plugml_got_='' plugml_told_='' plugml_rest_=''
-            IFS=' ' read -r plugml_outcome_ plugml_got_ plugml_told_ plugml_rest_ <&9 && plugml_read_=0 || plugml_read_=$?
-            if [ "$plugml_read_" -gt 128 ]; then continue; fi # a signal with a trap
-            if [ "$plugml_read_" -ne 0 ]; then
+            if ! IFS=' ' read -r plugml_outcome_ plugml_got_ plugml_told_ plugml_rest_ <&9; then
+                # Either the end of the file or a signal with a trap; only the end stays.
+                plugml_ends_=$((plugml_ends_ + 1))
+                if [ "$plugml_ends_" -lt 10 ]; then continue; fi
                 plugml_fail_ GONE 'agent and launcher are gone; whether the last request was carried out is unknown; run the program again'
                 return 2
             fi
+            plugml_ends_=0
             plugml_key_ code OK
             plugml_answer_=$plugml_value_
             if [ "$plugml_got_" = "$2" ] || [ "$plugml_answer_" = GONE ]; then break; fi

@@ -53,13 +53,14 @@ static int is(const char *op, const char *name)
 
 static void do_one(const char *op)
 {
-    const char *weight = fill(op);
+    const char *weight = fill(op), *language = getenv("LC_ALL");
     const void *from = mapped ? NULL : g;
     void *into = mapped ? NULL : w;
     int outcome = 0;
 
     if (weight)
         plugml_weight(p, strtod(weight, NULL));
+    setlocale(LC_ALL, language ? language : "C"); /* The user's language may write a decimal comma. */
     if (is(op, "step"))
         outcome = plugml_step(p, from, into);
     else if (is(op, "push"))
@@ -78,6 +79,7 @@ static void do_one(const char *op)
         outcome = plugml_expect(p, sizeof(REAL) == 4 ? "f32" : (REAL)0.5 != 0 ? "f64" : "i64", strtoull(op + 7, NULL, 10));
     if (is(op, "init") && !mapped && outcome == 1)
         memcpy(w, g, n * sizeof *w);
+    setlocale(LC_ALL, "C");
     tell(op, outcome);
 }
 
@@ -85,7 +87,6 @@ int main(int argc, char **argv)
 {
     int first = 1;
 
-    setlocale(LC_ALL, ""); /* The user's language may write a decimal comma. */
     if (argc > 1 && !strcmp(argv[1], "-m")) {
         mapped = 1;
         first = 2;

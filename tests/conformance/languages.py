@@ -1,0 +1,104 @@
+"""The clients that tests drive: how each is compiled and started.  A missing toolchain is a reason to skip.
+
+A `Language` starts `drivers/drive.*`, the digits trainer or the counter in its language, with the client that a user
+would copy.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).resolve().parent
+TOP = HERE.parents[1]
+C_CLIENT = TOP / "clients" / "c"
+EXAMPLES = TOP / "examples"
+#: What a client needs from its surroundings.
+ENVIRONMENT = {
+    "PLUGML_R": str(TOP / "clients" / "r" / "plugml.R"),
+    "PLUGML_SH": str(TOP / "clients" / "sh" / "plugml.sh"),
+}
+WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror")
+#: Bit-identity needs each product rounded before it is added, as numpy does it.
+STRICT = ("-O2", "-ffp-contract=off")
+
+
+class Language(NamedTuple):
+    """`drive`, `count` and `train` are the first words of a command; `f32` tells whether it knows float32 tables."""
+
+    name: str
+    drive: tuple[str, ...]
+    count: tuple[str, ...]
+    train: tuple[str, ...]
+
+
+def compile_c(out: Path, source: Path, *flags: str, compiler: str = "gcc", standard: str = "c99") -> Path:
+    """Compile one program with the C client, warnings as errors; returns `out`."""
+    language = ("-x", "c++") if compiler == "g++" else ()
+    subprocess.run(
+        [compiler, *language, f"-std={standard}", *WARNINGS, *flags, f"-I{C_CLIENT}", str(source), str(C_CLIENT / "plugml.c"), "-lm", "-o", str(out)],
+        check=True, timeout=120,
+    )  # fmt: skip
+    return out
+
+
+class Toolchains:
+    """Languages by name, compiled at most once a session."""
+
+    def __init__(self, directory: Path, require: Callable[[str], None]) -> None:
+        self.directory = directory
+        self.require = require
+        self._ready: dict[str, Language] = {}
+
+    def language(self, name: str) -> Language:
+        if name not in self._ready:
+            self._ready[name] = getattr(self, f"_{name.replace('-', '_')}")()
+        return self._ready[name]
+
+    def _built(self, name: str, source: Path, *flags: str) -> str:
+        self.require("gcc")
+        path = self.directory / name
+        return str(path if path.exists() else compile_c(path, source, *STRICT, *flags))
+
+    def _c(self) -> Language:
+        sources = EXAMPLES / "digits" / "trainer.c", EXAMPLES / "hello" / "count.c"
+        drive = self._built("drive", HERE / "drivers" / "drive.c", "-g", "-fsanitize=address,undefined")
+        return Language("c", (drive,), (self._built("count", sources[1]),), (self._built("trainer", sources[0]),))
+
+    def _c_mapped(self) -> Language:
+        c = self.language("c")
+        return Language("c-mapped", (*c.drive, "-m"), c.count, c.train)
+
+    def _c_float(self) -> Language:
+        float_drive = self._built("drive-float", HERE / "drivers" / "drive.c", "-DREAL=float", '-DFORMAT="%.9g"', "-DPRINTED=double")
+        trainer = self._built("trainer-float", EXAMPLES / "digits" / "trainer.c", "-DREAL=float")
+        return Language("c-float", (float_drive,), (), (trainer,))
+
+    def _c_whole(self) -> Language:
+        flags = "-DREAL=long long", '-DFORMAT="%lld"', "-DPRINTED=long long"
+        return Language("c-whole", (self._built("drive-whole", HERE / "drivers" / "drive.c", *flags),), (), ())
+
+    def _r(self) -> Language:
+        self.require("Rscript")
+        return Language("r", *((("Rscript", "--vanilla", str(path))) for path in self._scripts("R")))
+
+    def _sh(self, shell: str = "dash") -> Language:
+        self.require(shell)
+        self.require("awk")
+        return Language(shell, *(((shell, str(path))) for path in self._scripts("sh")))
+
+    def _dash(self) -> Language:
+        return self._sh("dash")
+
+    def _bash(self) -> Language:
+        return self._sh("bash")
+
+    @staticmethod
+    def _scripts(suffix: str) -> tuple[Path, Path, Path]:
+        return (
+            HERE / "drivers" / f"drive.{suffix}",
+            EXAMPLES / "hello" / f"count.{suffix}",
+            EXAMPLES / "digits" / f"trainer.{suffix}",
+        )
