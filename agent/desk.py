@@ -429,9 +429,14 @@ def checked(document: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
+def _is_unicode(text: str) -> bool:
+    """JSON may hold halves of a surrogate pair, which no message can."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
 def _is_kind(value: object, kind: str) -> bool:
     if kind == "number":
         return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _NUMBER_MAX
     if kind == "text":
-        return isinstance(value, str) and len(value) <= TEXT_MAX and "\0" not in value
+        return isinstance(value, str) and len(value) <= TEXT_MAX and "\0" not in value and _is_unicode(value)
     return isinstance(value, dict)

@@ -19,7 +19,7 @@ FOLDERS = {"client": "clients/python", **{name: name for name in FLOORS if name 
 SHELLS = {
     "server": {"main.py"},
     "master": {"main.py", "store.py"},
-    "agent": {"main.py"},
+    "agent": {"main.py", "disk.py", "door.py"},
     "launch": {"main.py", "agentlink.py", "cluster.py", "guard.py", "host.py", "output.py", "programs.py", "progress.py", "result.py"},
 }  # fmt: skip
 MACHINE_BANS = {"time", "random", "asyncio", "threading", "socket", "subprocess", "uvloop", "zmq", "select", "signal"}
