@@ -18,6 +18,9 @@ class Hosted:
         self.ranges: dict[int, RangeMachine] = {}
         self.clock: ClockMachine | None = None
         self.map: JobMap | None = None
+        self.token = 0  # of the map
+        self.clock_range = 0
+        self.keeper = ("", 0)  # who keeps the job's clock, under which epoch
         self.nbytes = 0  # of the values that the ranges here have when all are touched
         self.checked_token = 0  # cluster token up to which the map is known to be the newest
         self.full = ""  # why the job's values have no room here
@@ -25,10 +28,6 @@ class Hosted:
         self._limits = limits
         self._memory = memory
         self._pieces: dict[int, list[Piece]] = {}
-
-    @property
-    def token(self) -> int:
-        return self.map.token if self.map else 0
 
     @property
     def spec(self) -> JobSpec:
@@ -40,7 +39,9 @@ class Hosted:
         if self.map is None:
             for piece in pieces(new.spec, new.ring_ranges):
                 self._pieces.setdefault(piece.range, []).append(piece)
-        self.map = new
+            self.clock_range = new.clock_range
+        self.map, self.token = new, new.token
+        self.keeper = (new.primary(self.clock_range), new.epoch(self.clock_range))
         mine = {number: item for number, item in new.ranges.items() if item.primary == self._name}
         for number in [number for number in self.ranges if number not in mine]:
             del self.ranges[number]
@@ -55,12 +56,12 @@ class Hosted:
         self._place_clock(new)
 
     def _place_clock(self, new: JobMap) -> None:
-        if new.primary(new.clock_range) != self._name:
+        server, epoch = self.keeper
+        if server != self._name:
             self.clock = None
             return
-        epoch = new.epoch(new.clock_range)
         if self.clock is None:
-            self.clock = ClockMachine(new.number, new.clock_range, new.spec, self._limits, epoch, new.token)
+            self.clock = ClockMachine(new.number, self.clock_range, new.spec, self._limits, epoch, new.token)
         self.clock.place({number: item.primary for number, item in new.ranges.items()}, epoch, new.token)
 
     def others(self) -> dict[str, str]:
@@ -71,7 +72,9 @@ class Hosted:
         return {server: self.map.endpoints[server] for server in sorted(primaries) if server in self.map.endpoints}
 
     def untouched_bytes(self) -> int:
-        """Values that no array holds yet."""
+        """Promised room: values that no array holds yet."""
+        if self.full:
+            return 0
         return sum(
             place.nbytes for held in self.ranges.values() for place in held.blocks.places.values() if place.values is None
         )

@@ -162,7 +162,7 @@ class ServerMachine:
         hosted = self.jobs.get(message.job)
         clock = hosted.clock if hosted is not None else None
         if hosted is None or clock is None or message.token > clock.token or message.epoch != clock.epoch:
-            number = hosted.map.clock_range if hosted is not None and hosted.map is not None else NO_RANGE
+            number = hosted.clock_range if hosted is not None else NO_RANGE
             self._nack(sender, message, number, clock.epoch if clock else 0)
             return
 
@@ -194,13 +194,10 @@ class ServerMachine:
     def _led_by_clock(self, sender: str, message: Any) -> Hosted | None:
         """The job, if the message comes from the keeper of its clock and our map is not older.  It is sent again."""
         hosted = self.jobs.get(message.job)
-        if hosted is None or hosted.map is None or message.token > hosted.token:
+        if hosted is None or message.token > hosted.token:
             self._ask_map(message.job, message.token)
             return None
-        number = hosted.map.clock_range
-        if sender != hosted.map.primary(number) or message.epoch != hosted.map.epoch(number):
-            return None
-        return hosted
+        return hosted if (sender, message.epoch) == hosted.keeper else None
 
     def _on_turn(self, sender: str, turn: Turn) -> None:
         self._turning = False

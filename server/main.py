@@ -1,0 +1,93 @@
+"""The server as a process: what a machine may not know by itself (names, sockets, how much memory the host has left)."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import numpy as np
+
+from ..core.limits import Limits
+from ..runtime.log import LogFile
+from ..runtime.node import Node, node_name, run_node
+from .effects import Turn
+from .link import Identity
+from .node import ServerMachine
+
+PROC = Path("/proc")
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def run_server(
+    id_: str,
+    *,
+    endpoint: str,
+    master: str,
+    master_endpoint: str,
+    log: LogFile | None = None,
+    limits: Limits = Limits(),
+) -> int:
+    """Run server `id_` at `endpoint` until it is told to end; gives the exit code.
+
+    `master` is the master's id, `master_endpoint` where it listens; it need not be there yet.
+    """
+
+    def make(node: Node) -> ServerMachine:
+        node.performers[Turn] = lambda effect: node.feed("", effect)
+        identity = Identity(
+            node.name, socket.gethostname(), node.network.endpoint, os.getpid(), f"numpy {np.__version__}", master, master_endpoint
+        )
+        return ServerMachine(identity, limits, node.is_lent, free_bytes)
+
+    return run_node(make, node_name(id_), endpoint, limits=limits, log=log)
+
+
+def free_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
+    """Memory that this process could still get: of the host, and of every control group that it lies in."""
+    free = 1 << 62
+    for line in _lines(proc / "meminfo"):
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    for line in _lines(proc / "self" / "cgroup"):
+        number, controllers, path = line.split(":", 2)
+        if number == "0":
+            free = min(free, _left_in(cgroup, path, "memory.max", "memory.current"))
+        elif "memory" in controllers.split(","):
+            free = min(free, _left_in(cgroup / "memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes"))
+    return free
+
+
+def _left_in(root: Path, path: str, limit_name: str, usage_name: str) -> int:
+    """The tightest room on the way from a control group up to its root.  A container sees its own group as the root."""
+    left = 1 << 62
+    group = root / path.strip("/")
+    while True:
+        limit, usage = _number(group / limit_name), _number(group / usage_name)
+        if limit is not None and usage is not None:
+            left = min(left, max(0, limit - usage + _reclaimable(group)))
+        if group == root or root not in group.parents:
+            return left
+        group = group.parent
+
+
+def _reclaimable(group: Path) -> int:
+    """Pages of files that nobody has looked at lately: charged to the group, and given back when they are needed."""
+    for line in _lines(group / "memory.stat"):
+        name, _, value = line.partition(" ")
+        if name in ("inactive_file", "total_inactive_file") and value.isdigit():
+            return int(value)
+    return 0
+
+
+def _number(path: Path) -> int | None:
+    """The number in a small file; None for `max`, or where there is no such file."""
+    lines = _lines(path)
+    return int(lines[0]) if lines and lines[0].isdigit() else None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []  # another kernel, or not for us to read
