@@ -24,6 +24,7 @@ from .launcher import Launcher
 from .network import Network
 from .process import Process
 from .store import MemoryStore
+from .supervisor import Supervisor, Watched
 from .weather import GENS, Plan
 from .workload import Ledger
 from .world import Violation, World
@@ -51,11 +52,11 @@ class Cluster:
         self.outcome = ""
         self._connections = 0
         self._asked_export = False
-        self._exported = False
         self._server_died = False
         self.hosts = [Host(world, f"h{number}") for number in range(plan.agents)]
         self.master = self._process("m0", self._make_master, self._master_performers, fixed_name=True)
         self.servers = [self._process(f"s{i}", self._make_server, lambda process: machines.server_performers()) for i in range(plan.servers)]
+        self.supervisor = self._process("u0", lambda process: Supervisor(plan.limits), lambda process: {}) if plan.supervised else None
         self.agents = [self._agent(number, host) for number, host in enumerate(self.hosts)]
         self.launchers = [
             Launcher(
@@ -122,6 +123,8 @@ class Cluster:
             if agent is process:
                 host.forget_agent()
                 self.world.after(self.world.draw(10, 500), launcher.agent_died)
+        if self.supervisor is not None and process is not self.master and self.world.happens(0.7):
+            self.supervisor.feed("", Watched(process.name, -9))
         self.world.after(self.world.draw(1_000, 400_000), self._start_again, process)
 
     def _start_again(self, process: Process) -> None:
@@ -134,6 +137,8 @@ class Cluster:
     # -- weather
 
     def start(self) -> None:
+        if self.supervisor is not None:
+            self.supervisor.start()
         processes = [self.master, *self.servers, *self.agents]
         if self.plan.shuffled_start:
             for process in processes:
@@ -154,6 +159,7 @@ class Cluster:
         self._every(plan.pause_us, self._pause)
         self._every(plan.cut_us, self._cut)
         self._every(plan.slow_us, self._slow)
+        self._every(plan.talk_us, lambda: self._one_of(self.launchers).small_talk())
         if plan.server_crash_at_us:
             self.world.after(plan.server_crash_at_us, self._crash_server)
 
@@ -207,7 +213,8 @@ class Cluster:
     def _pause(self) -> None:
         process = self._one_of([self.master, *self.servers, *self.agents])
         if process.alive:
-            duration = self.world.draw(1_000, self.plan.limits.dead_us // 2)
+            long = self.plan.long_pause and process in self.servers
+            duration = self.world.draw(1_000, self.plan.limits.dead_us * 2 if long else self.plan.limits.dead_us // 2)
             self.world.fault("pause", f"{process.name} for {duration} us")
             process.pause(duration)
 
@@ -262,12 +269,11 @@ class Cluster:
             return False
         if not self._asked_export:
             self._asked_export = True
-            self.launchers[0].export(self._judge_export)
+            self.launchers[0].export("/result", self._judge_export)
         return False
 
     def _judge_export(self, answer: dict[str, Any]) -> None:
-        files = self.hosts[0].exported[-1]
-        self.ledger.judge_final({name: bytes(data) for name, data in files.items()})
+        self.ledger.judge_export(self.hosts[0].exported["/result"], int(answer["clock"]), final=True)
         self.launchers[0].end_job(self._ended)
 
     def _ended(self, answer: dict[str, Any]) -> None:

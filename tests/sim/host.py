@@ -62,9 +62,10 @@ class Files(MemoryFiles):
         if words[0] == b"ok" and seq:
             if seq > self.done_seq:
                 raise Violation(f"{self.name}: replied to {seq} while done_seq is {self.done_seq}")
-            first = self.answers.setdefault(seq, record)
-            if first != record:
-                raise Violation(f"{self.name}: seq {seq} was answered {first!r} and then {record!r}")
+            said = b" ".join(word for word in words if not word.startswith(b"n="))  # ctl does not keep n
+            first = self.answers.setdefault(seq, said)
+            if first != said:
+                raise Violation(f"{self.name}: seq {seq} was answered {first!r} and then {said!r}")
             self.check_param_untouched()
         return super().send(record)
 
@@ -105,8 +106,8 @@ class Host:
         self.world = world
         self.name = name
         self.channels: dict[str, Channel] = {}
-        self.exports: dict[int, dict[str, bytearray]] = {}
-        self.exported: list[dict[str, bytearray]] = []
+        self.exports: dict[int, tuple[str, dict[str, bytearray]]] = {}
+        self.exported: dict[str, dict[str, bytes]] = {}  # by directory: the newest complete export
         self.stores = 0  # of the agent, over all incarnations
         self.die_at_store: int | None = None
         self._watched: dict[str, Callable[[Any], None]] = {}  # the live agent's ears
@@ -280,15 +281,15 @@ class _Performer:
         return None
 
     def make_export(self, effect: fx.MakeExport) -> None:
-        self.host.exports.setdefault(effect.export, {})[effect.file] = bytearray(effect.nbytes)
+        self.host.exports.setdefault(effect.export, (effect.place, {}))[1][effect.file] = bytearray(effect.nbytes)
 
     def write_export(self, effect: fx.WriteExport) -> None:
         data = memoryview(effect.buffer).cast("B")
-        self.host.exports[effect.export][effect.file][effect.offset : effect.offset + data.nbytes] = data
+        self.host.exports[effect.export][1][effect.file][effect.offset : effect.offset + data.nbytes] = data
 
     def end_export(self, effect: fx.EndExport) -> Any:
-        files = self.host.exports.pop(effect.export, {})
+        place, files = self.host.exports.pop(effect.export, ("", {}))
         if not effect.keep:
             return None
-        self.host.exported.append(files)
+        self.host.exported[place] = {name: bytes(data) for name, data in files.items()}
         return fx.ExportEnded(effect.export, sum(len(data) for data in files.values()))

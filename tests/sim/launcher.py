@@ -56,6 +56,7 @@ class Launcher:
         self._pending: dict[int, tuple[dict[str, Any], Callable[[dict[str, Any]], None]]] = {}
         self._number = 0
         self._life = 0
+        self._exports = 0
 
     @property
     def spec(self) -> JobSpec:
@@ -199,6 +200,12 @@ class Launcher:
             return
         if asked["op"] in ("exited", "opened"):
             return  # the channel is gone already
+        if asked["op"] == "export" and answer.get("code") == "STOP":
+            return  # the job has ended meanwhile
+        if answer.get("code") == "AGAIN":
+            self._pending[asked["id"]] = (asked, then)
+            self.world.after(RETRY_US, self._write, asked)
+            return
         raise Violation(f"the agent refused {asked}: {answer}")
 
     # -- workers
@@ -266,8 +273,28 @@ class Launcher:
         fields = {"job": self.spec.name, "state": "finished", "reason": "every worker has finished"}
         self.ask("end", fields, then)
 
-    def export(self, then: Callable[[dict[str, Any]], None]) -> None:
-        self.ask("export", {"job": self.spec.name, "dir": "/result"}, then)
+    def export(self, place: str, then: Callable[[dict[str, Any]], None]) -> None:
+        self.ask("export", {"job": self.spec.name, "dir": place}, then)
+
+    def small_talk(self) -> None:
+        """What tools ask while training goes on; and an export, which must stand at one closed clock."""
+        if not self._ready or len(self._pending) > 20:
+            return
+        kind = self.world.draw(0, 3)
+        if kind == 0:
+            self.ask("standing", {"job": self.spec.name}, lambda answer: None)
+        elif kind == 1:
+            self.ask("stat", {}, lambda answer: None)
+        elif kind == 2:
+            self._exports += 1
+            place = f"/snapshot-{self._exports}"
+            self.export(place, lambda answer: self._judge(place, answer))
+        else:
+            self._write({"op": "frobnicate", "id": -1})
+
+    def _judge(self, place: str, answer: dict[str, Any]) -> None:
+        self.world.reached("export while training")
+        self.ledger.judge_export(self.host.exported[place], int(answer["clock"]), final=False)
 
     def waits(self) -> list[str]:
         """What this launcher still waits for, for the report of a stuck run."""

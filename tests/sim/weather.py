@@ -15,7 +15,7 @@ from .checkers import SLOT
 from .network import Weather
 from .world import World
 
-GENS = 6  # generations of a worker that the counting table has room for
+GENS = 8  # generations of a worker that the counting table has room for
 JOB = "train"
 
 
@@ -44,6 +44,9 @@ class Plan:
     effect_crash: float = 0.0  # chance of an agent or master to die before an effect
     linger: float = 0.0
     store_unknown: float = 0.0
+    talk_us: int = 0  # mean time between questions of tools
+    supervised: bool = False  # somebody tells the master of dead processes
+    long_pause: bool = False  # a server may be silent for so long that it counts as dead
     # -- programs
     think_us: tuple[int, int] = (500, 20_000)
     mischief: float = 0.0  # chance of a request that must be refused
@@ -56,8 +59,8 @@ def draw_plan(world: World) -> Plan:
     """The plan of this world's seed."""
     draw = world.draw
     plan = Plan(
-        servers=draw(1, 4), agents=draw(1, 2), workers=draw(1, 4), replicas=draw(1, 5), clocks=draw(2, 9),
-        limits=drawn(draw), weather_us=draw(1_500_000, 6_000_000),
+        servers=draw(1, 4), agents=draw(1, 2), workers=draw(1, 4), replicas=draw(1, 5), clocks=draw(2, (6, 20, 60)[draw(0, 2)]),
+        limits=drawn(draw), weather_us=draw(1_500_000, 8_000_000),
     )  # fmt: skip
     plan.spec = draw_spec(world, plan)
     plan.network = Weather(
@@ -67,7 +70,7 @@ def draw_plan(world: World) -> Plan:
     )  # fmt: skip
     for name, often in (
         ("agent_crash_us", 700_000), ("master_crash_us", 900_000), ("program_kill_us", 900_000),
-        ("launcher_kill_us", 4_000_000), ("pause_us", 600_000), ("cut_us", 500_000), ("slow_us", 500_000),
+        ("launcher_kill_us", 4_000_000), ("pause_us", 600_000), ("cut_us", 500_000), ("slow_us", 500_000), ("talk_us", 400_000),
     ):  # fmt: skip
         setattr(plan, name, draw(often // 3, often * 2) if world.happens(0.5) else 0)
     plan.effect_crash = _rate(world, 0.004)
@@ -75,6 +78,8 @@ def draw_plan(world: World) -> Plan:
     plan.store_unknown = _rate(world, 0.3)
     plan.mischief = _rate(world, 0.15)
     plan.write_pieces = draw(1, 3)
+    plan.supervised = world.happens(0.5)
+    plan.long_pause = world.happens(0.1)
     plan.ends_early = _rate(world, 0.5)
     plan.shuffled_start = world.happens(0.5)
     plan.think_us = (500, (2_000, 20_000, 200_000)[draw(0, 2)])
