@@ -126,7 +126,7 @@ def run_agent(
             node.loop.call_soon(shell.start, swept.channels)
             return shell.machine
 
-        return run_node(make, name, None, limits=limits, log=lines)
+        return run_node(make, name, None, limits=limits, log=lines, ready_on="registered")
     finally:
         os.close(root_fd)
         os.close(lock_fd)

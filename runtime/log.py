@@ -14,6 +14,8 @@ from typing import Any
 
 from ..core.errors import WorldError
 
+ROTATE_BYTES = 16 << 20  # a log that is longer at the start of a process is put aside, once
+
 _PLAIN = re.compile(r"[\w.,:;/@%+*<>()\[\]{}|~^!?&$#-]+\Z")
 
 
@@ -48,6 +50,8 @@ class LogFile:
         self._descriptor = 2
         if path:
             try:
+                if os.path.isfile(path) and os.path.getsize(path) > ROTATE_BYTES:
+                    os.replace(path, f"{path}.1")
                 self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             except OSError as error:
                 raise WorldError(f"cannot write the log {path}: {error.strerror}; give another --log") from error

@@ -65,7 +65,7 @@ class Node:
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, name: str, bind: str | None, limits: Limits, log: LogFile, says_ready: bool
+        self, loop: asyncio.AbstractEventLoop, name: str, bind: str | None, limits: Limits, log: LogFile, ready_on: str
     ) -> None:
         self.loop = loop
         self.name = name
@@ -84,7 +84,7 @@ class Node:
         }
         self._driver: Driver | None = None
         self._ends: list[Callable[[], object]] = []
-        self._says_ready = says_ready
+        self._ready_on = ready_on
         self._ready = False
 
     @staticmethod
@@ -125,7 +125,7 @@ class Node:
     def run(self, machine: Machine) -> None:
         self._driver = Driver(self.loop, machine, self.performers, now_us)
         self.loop.call_soon(self._driver.start)
-        if not self._says_ready:
+        if not self._ready_on:
             self.loop.call_soon(self.ready)
         self.loop.run_forever()
 
@@ -150,10 +150,10 @@ class Node:
         self.stop(EXIT_CRASH, f"{self.name} failed: {error!r} {context.get('message', '')}".strip())
 
     def _log(self, effect: Log) -> None:
-        if effect.event == "ready":
-            self.ready()
-        else:
+        if effect.event != "ready":
             self.log.write(effect.event, effect.fields)
+        if effect.event == self._ready_on:
+            self.ready()
 
 
 def run_node(
@@ -163,21 +163,22 @@ def run_node(
     *,
     limits: Limits = Limits(),
     log: LogFile | None = None,
-    says_ready: bool = False,
+    ready_on: str = "",
 ) -> int:
     """Run one node until it is told to end; gives the exit code.
 
-    `make_machine(node)` is called once, before the loop runs; it may raise PlugmlError.  With `says_ready` the node is
-    ready when the machine logs the event `ready` (or the shell calls `node.ready()`), else as soon as it listens.
+    `make_machine(node)` is called once, before the loop runs; it may raise PlugmlError.  The node is ready when the
+    machine first logs the event `ready_on` (or the shell calls `node.ready()`); without one, as soon as it listens.
     """
     raise_limit()
     keep_freed_memory()
     faulthandler.enable()
     log = log or LogFile(name)
+    log.node = name
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
     try:
-        node = Node(loop, name, bind, limits, log, says_ready)
+        node = Node(loop, name, bind, limits, log, ready_on)
         loop.set_exception_handler(node.crash)
         try:
             sd_notify(f"STATUS=starting\nMAINPID={os.getpid()}\nX_PLUGML_NODE={name}")

@@ -172,8 +172,14 @@ class Child:
         self.signal(SIGCONT)
         self._killer = self._loop.call_later(grace_s, self.signal, SIGKILL)
 
-    def _ended(self) -> None:
-        info = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    def end_now(self) -> None:
+        """Kill the group and wait for the end here; `on_exit` is called as ever."""
+        self.signal(SIGKILL)
+        if self.exit is None:
+            self._ended(0)
+
+    def _ended(self, option: int = os.WNOHANG) -> None:
+        info = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOWAIT | option)
         if info is None:
             return
         # The zombie keeps its number, and with it the group's, until it is reaped: the sweep hits nobody else.

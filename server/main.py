@@ -40,7 +40,7 @@ def run_server(
         )
         return ServerMachine(identity, limits, node.is_lent, free_bytes)
 
-    return run_node(make, node_name(id_), endpoint, limits=limits, log=log)
+    return run_node(make, node_name(id_), endpoint, limits=limits, log=log, ready_on="registered")
 
 
 def free_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:

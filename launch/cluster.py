@@ -1,0 +1,290 @@
+"""A cluster on this host: master, servers and agent as our children, started, watched, restarted and taken down.
+
+    Cluster        what a launcher needs to know of any cluster: root, agent's socket, its files
+    LocalCluster   one of our own: `plugml up` (standing) and `plugml run` (private)
+
+Owns the children, the cluster's lock and file, the notify socket by which children say that they are ready, and the
+connection by which the master hears of an exit at once.  Decides nothing but restarts (`Patience`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ..core.errors import WorldError
+from ..core.limits import Limits
+from ..runtime.network import Network
+from ..runtime.node import node_name, now_us
+from ..runtime.output import Piece
+from ..runtime.process import Child, Exit, spawn
+from ..shm_protocol.root import prepare_root
+from ..wire.messages import Done, Message, NodeExit
+from . import discovery
+from .daemon import Daemon, Patience, command, environment
+from .discovery import ClusterFile
+
+GRACE_S = 5.0  # for a child that was told to end
+WAIT_SAID_S = 10.0  # a wait says after this what it waits for
+NOTIFY_BYTES_MAX = 4096
+
+Say = Callable[[str], None]
+
+
+class Cluster:
+    """A cluster that somebody keeps.  `on_news(text, fatal)` is called when it can, or cannot, go on."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, file: ClusterFile) -> None:
+        self.loop = loop
+        self.file = file
+        self.on_news: Callable[[str, bool], None] = lambda text, fatal: None
+
+    @property
+    def name(self) -> str:
+        return self.file.name
+
+    @property
+    def root(self) -> Path:
+        return self.file.root
+
+    @property
+    def socket(self) -> Path:
+        """Where the agent listens."""
+        return self.file.root / "agent.sock"
+
+    async def stop(self) -> None:
+        """Somebody else's cluster stays."""
+
+
+class LocalCluster(Cluster):
+    """`servers` servers, a master and an agent, all children of this process.
+
+    `start` returns at once; `wait_ready` waits.  `stop` leaves nothing: no process, no socket, no root (and with
+    `private` no state either).
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        file: ClusterFile,
+        environ: Mapping[str, str],
+        *,
+        servers: int = 2,
+        private: bool = False,
+        allow_disk: bool = False,
+        verbose: bool = False,
+        say: Say = lambda text: None,
+        limits: Limits = Limits(),
+    ) -> None:
+        super().__init__(loop, file._replace(pid=os.getpid()))
+        self.on_news = lambda text, fatal: say(text)
+        self.daemons = [Daemon("master", "m0")]
+        self.daemons += [Daemon("server", f"s{number}") for number in range(servers)]
+        self.daemons.append(Daemon("agent", "a0"))
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self._environ = environ
+        self._servers = servers
+        self._private = private
+        self._allow_disk = allow_disk
+        self._verbose = verbose
+        self._say = say
+        self._limits = limits
+        self._lock = -1
+        self._notify: socket.socket | None = None
+        self._report: Report | None = None
+        self._stopping = False
+        self._ended = asyncio.Event()
+
+    # -- start --------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Take the lock, make root and state, start every child.  Raises PlugmlError, with nothing left behind."""
+        self._lock = discovery.hold(self.file)
+        try:
+            for warning in prepare_root(self.root, allow_disk=self._allow_disk):
+                self._say(warning)
+            discovery.make_private(self.root / "ipc")
+            discovery.publish(self.file)
+            self._notify = self._listen()
+            self._report = Report(self.loop, self.file.masters, self._limits)
+            for daemon in self.daemons:
+                self._spawn(daemon)
+        except OSError as error:
+            self._tidy()
+            raise WorldError(f"cannot start cluster {self.name}: {error}") from error
+        except BaseException:
+            self._tidy()
+            raise
+
+    async def wait_ready(self) -> None:
+        """Until every child has said that it is ready; says after 10 s, and every 10 s, whom it waits for."""
+        while True:
+            done, _ = await asyncio.wait([self.ready], timeout=WAIT_SAID_S)
+            if done:
+                await self.ready
+                return
+            late = [daemon.id for daemon in self.daemons if not daemon.ready]
+            self._say(f"still waiting for {', '.join(late)} to be ready; the logs are in {self.file.logs}")
+
+    def _spawn(self, daemon: Daemon) -> None:
+        daemon.started_us = now_us()
+        log = self.file.logs / f"{daemon.id}.log"
+        daemon.child = spawn(
+            self.loop,
+            command(daemon, self.file, log, self._servers, self._allow_disk, self._verbose),
+            env=environment(self._environ, self.root / "ipc" / "notify"),
+            cwd="/",  # no file system is kept busy, and no module of the user's directory is imported
+            on_exit=lambda exit_: self._exited(daemon, exit_),
+            on_stderr_piece=lambda piece: self._overheard(daemon, piece),
+        )
+
+    # -- what children say --------------------------------------------------------------------------------------------
+
+    def _listen(self) -> socket.socket:
+        """The address that children know as NOTIFY_SOCKET, the same words as for systemd."""
+        path = self.root / "ipc" / "notify"
+        path.unlink(missing_ok=True)
+        channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        channel.bind(os.fspath(path))
+        self.loop.add_reader(channel.fileno(), self._notified)
+        return channel
+
+    def _notified(self) -> None:
+        while self._notify is not None:
+            try:
+                text = self._notify.recv(NOTIFY_BYTES_MAX).decode(errors="replace")
+            except BlockingIOError:
+                return
+            fields = dict(line.partition("=")[::2] for line in text.splitlines())
+            for daemon in self.daemons:
+                if daemon.child is not None and str(daemon.child.pid) == fields.get("MAINPID"):
+                    daemon.node = fields.get("X_PLUGML_NODE", daemon.node)
+                    if fields.get("READY") == "1":
+                        self._is_ready(daemon)
+
+    def _is_ready(self, daemon: Daemon) -> None:
+        daemon.ready = True
+        if daemon.lost:
+            daemon.lost = False
+            self.on_news(f"{daemon.title} is back as {daemon.node}", False)
+        if all(other.ready for other in self.daemons) and not self.ready.done():
+            self.ready.set_result(None)
+
+    def _overheard(self, daemon: Daemon, piece: Piece) -> None:
+        if self._verbose and piece.text:
+            self._say(f"[{daemon.id}] {piece.text}")
+
+    # -- when one ends ------------------------------------------------------------------------------------------------
+
+    def _exited(self, daemon: Daemon, exit_: Exit) -> None:
+        child, daemon.child = daemon.child, None
+        if self._stopping:
+            if not any(other.child for other in self.daemons):
+                self._ended.set()
+            return
+
+        if self._report is not None and daemon.node and daemon.role != "master":
+            self._report.tell(daemon.node, exit_.status)
+        wait_us = daemon.patience.wait_us(daemon.ready, now_us() - daemon.started_us)
+        daemon.ready, daemon.lost, daemon.node = False, True, ""
+        words = f"{daemon.title} ended ({exit_})" + self._last_words(child)
+        if wait_us is None or (not self.ready.done() and not exit_.signum):
+            self._give_up(words)
+            return
+        self.on_news(f"{words}; it is started again", False)
+        daemon.timer = self.loop.call_later(wait_us / 1e6, self._restart, daemon)
+
+    def _restart(self, daemon: Daemon) -> None:
+        daemon.timer = None
+        try:
+            self._spawn(daemon)
+        except OSError as error:
+            self._give_up(f"{daemon.title} cannot be started again: {error}")
+
+    def _give_up(self, words: str) -> None:
+        text = f"cluster {self.name} cannot go on: {words}; its log is in {self.file.logs}"
+        if not self.ready.done():
+            self.ready.set_exception(WorldError(text))
+        self.on_news(text, True)
+
+    @staticmethod
+    def _last_words(child: Child | None) -> str:
+        lines = child.stderr.tail.lines(1) if child is not None else []
+        return f": {lines[0].removeprefix('plugml: ')}" if lines else ""
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    async def stop(self) -> None:
+        """Tell every child to end, kill who does not within the grace, and remove what was made.  May be called twice."""
+        self._stopping = True
+        for daemon in self.daemons:
+            if daemon.timer is not None:
+                daemon.timer.cancel()
+            if daemon.child is not None:
+                daemon.child.stop(GRACE_S)
+        if any(daemon.child for daemon in self.daemons):
+            await self._ended.wait()
+        self._tidy()
+
+    def _tidy(self) -> None:
+        self._stopping = True
+        for daemon in self.daemons:
+            if daemon.child is not None:
+                daemon.child.end_now()
+        if self._report is not None:
+            self._report.close()
+            self._report = None
+        if self._notify is not None:
+            self.loop.remove_reader(self._notify.fileno())
+            self._notify.close()
+            self._notify = None
+        if not self.ready.done():
+            self.ready.cancel()
+        if self._lock >= 0:
+            discovery.withdraw(self.file)
+            if self._private:
+                discovery.purge(self.file)
+            os.close(self._lock)
+            self._lock = -1
+
+
+class Report:
+    """Tells every master of an exit, again until one has answered: then nobody waits for beats that cannot come."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, masters: Mapping[str, str], limits: Limits) -> None:
+        self._loop = loop
+        self._masters = masters
+        self._limits = limits
+        self._network = Network(loop, node_name("u0"), None, self._on_message, limits)
+        self._open: dict[int, NodeExit] = {}
+        self._number = 0
+        self._timer: asyncio.TimerHandle | None = None
+        for id_, endpoint in masters.items():
+            self._network.connect(id_, endpoint)
+
+    def tell(self, node: str, status: int) -> None:
+        self._number += 1
+        self._open[self._number] = NodeExit(self._number, node, status)
+        self._send()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._network.close(linger_ms=0)
+
+    def _send(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for message in self._open.values():
+            for id_ in self._masters:
+                self._network.send(id_, message)
+        if self._open:
+            self._timer = self._loop.call_later(self._limits.resend_us / 1e6, self._send)
+
+    def _on_message(self, sender: str, message: Message) -> None:
+        if isinstance(message, Done):
+            self._open.pop(message.request, None)

@@ -1,0 +1,92 @@
+"""One supervised process of a cluster: its command, its environment, and how long to be patient with it.
+
+Starts nothing: `cluster` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import site
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..runtime.process import Child
+from .discovery import ClusterFile
+
+SECOND = 1_000_000
+FIRST_WAIT_US, LONGEST_WAIT_US = 100_000, 5 * SECOND
+HEALTHY_US = 10 * SECOND  # who lived so long has not died of its start
+FAILURES_MAX = 5
+#: The variables of ours that a daemon may see; those of a channel would make it a worker.
+OURS = ("PLUGML_CHECK",)
+
+
+class Patience:
+    """When to start a process again: at once, then ever later; never, if it fails again and again from its start.
+
+    >>> patience = Patience()
+    >>> [patience.wait_us(True, 60 * SECOND), patience.wait_us(True, 60 * SECOND)]
+    [0, 0]
+    >>> [patience.wait_us(False, 0) for _ in range(5)]
+    [100000, 200000, 400000, 800000, None]
+    """
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    def wait_us(self, was_ready: bool, lived_us: int) -> int | None:
+        """Microseconds from its end to its next start; None = give up."""
+        if was_ready and lived_us >= HEALTHY_US:
+            self._failures = 0
+            return 0
+        self._failures += 1
+        if self._failures >= FAILURES_MAX and not was_ready:
+            return None
+        if self._failures == 1 and was_ready:
+            return 0
+        return min(LONGEST_WAIT_US, FIRST_WAIT_US << min(self._failures - 1, 10))
+
+
+@dataclass(slots=True)
+class Daemon:
+    """Master, server or agent, whatever incarnation of it runs."""
+
+    role: str
+    id: str
+    child: Child | None = None
+    node: str = ""  # the incarnation's name, when it has told it
+    started_us: int = 0
+    ready: bool = False
+    lost: bool = False  # ended, and not ready again since
+    timer: asyncio.TimerHandle | None = None
+    patience: Patience = field(default_factory=Patience)
+
+    @property
+    def title(self) -> str:
+        return f"{self.role} {self.id}"
+
+
+def command(daemon: Daemon, file: ClusterFile, log: Path, servers: int, allow_disk: bool, verbose: bool) -> list[str]:
+    """-P: no module of the working directory takes the place of one of ours."""
+    words = [sys.executable, "-P", "-m", "plugml", daemon.role, "--id", daemon.id, "--cluster", file.name]
+    words += ["--root", str(file.root), "--state", str(file.state), "--log", str(log), "--supervised"]
+    if daemon.role == "master":
+        words += ["--servers", str(servers)]
+    if daemon.role == "agent" and allow_disk:
+        words += ["--allow-disk"]
+    return words + ["-v"] * verbose
+
+
+def environment(environ: Mapping[str, str], notify: Path) -> dict[str, str]:
+    result = {key: value for key, value in environ.items() if not key.startswith("PLUGML_") or key in OURS}
+    result["NOTIFY_SOCKET"] = str(notify)
+    # Daemons compute in threads of their own; a pool of BLAS threads in each would only be memory.
+    for key in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        result[key] = "1"
+    home = str(Path(__file__).absolute().parents[2])  # not resolved: a checkout links its folders into the package
+    if home not in (*site.getsitepackages(), site.getusersitepackages()):
+        result["PYTHONPATH"] = os.pathsep.join(word for word in (home, environ.get("PYTHONPATH", "")) if word)
+    return result

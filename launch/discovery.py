@@ -1,0 +1,313 @@
+"""Which clusters there are on this host, where each has its places, and which one the user means.
+
+    <state>/cluster.lock    flock held as long as the cluster runs, by `up`, `run` or a master started by hand; holds the pid
+    <state>/cluster.json    name, root, masters, state, pid: written by the holder; a copy lies in the root
+    <state>/logs/           one log per node
+
+A cluster runs iff its lock is held: a pid alone says nothing (it may be a zombie's, or another program's by now).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import getpass
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from ..core.errors import NoClusterError, RootError, UsageError, WorldError
+from ..core.table import check_name
+from ..shm_protocol.root import CLUSTER_NAME_MAX, boot_id, default_root, file_system, lock_agent, sweep
+
+FILE, LOCK, LOGS = "cluster.json", "cluster.lock", "logs"
+VERSION = 1
+#: File systems of several hosts: databases and locks are not safe there.
+SHARED = ("nfs", "nfs4", "lustre", "gpfs", "cifs", "smb3", "afs", "ceph", "beegfs", "glusterfs", "pvfs2", "wekafs", "sshfs")
+FILE_BYTES_MAX = 64 << 10
+
+
+class ClusterFile(NamedTuple):
+    """What `cluster.json` says.  `pid` is that of the process that keeps the cluster (0: not started)."""
+
+    name: str
+    root: Path
+    state: Path
+    masters: dict[str, str]
+    pid: int
+
+    @property
+    def logs(self) -> Path:
+        return self.state / LOGS
+
+    def endpoint(self, id_: str) -> str:
+        """Where node `id_` of this host listens."""
+        return f"ipc://{self.root}/ipc/{id_}"
+
+    def to_text(self) -> str:
+        document = {
+            "version": VERSION, "name": self.name, "root": str(self.root), "masters": self.masters,
+            "state": str(self.state), "pid": self.pid,
+        }  # fmt: skip
+        return json.dumps(document, indent=1) + "\n"
+
+    @classmethod
+    def from_text(cls, text: str, where: Path) -> ClusterFile:
+        try:
+            found = json.loads(text)
+            if found["version"] != VERSION:
+                raise UsageError(f"{where} is of version {found['version']}, this plugml reads {VERSION}")
+            masters = {str(id_): str(endpoint) for id_, endpoint in found["masters"].items()}
+            return cls(str(found["name"]), Path(found["root"]), Path(found["state"]), masters, int(found["pid"]))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(f"{where} is no cluster.json: {error!r}") from error
+
+
+# -- places -----------------------------------------------------------------------------------------------------------
+
+
+def new_name() -> str:
+    """`user-host-6hex`; the uid where there is no passwd entry."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    host = socket.gethostname().partition(".")[0]
+    words = [re.sub(r"[^A-Za-z0-9_]", "_", word)[:16] for word in (user or str(os.getuid()), host or "host")]
+    return f"{words[0]}-{words[1]}-{secrets.token_hex(3)}"
+
+
+def check_cluster_name(name: str) -> str:
+    check_name(name, "cluster name")
+    if len(name) > CLUSTER_NAME_MAX:
+        raise UsageError(f"cluster name {name!r} has {len(name)} characters; at most {CLUSTER_NAME_MAX}")
+    return name
+
+
+def state_home(environ: Mapping[str, str]) -> tuple[Path, str]:
+    """Directory that holds the clusters' states, and a sentence when it is not the usual one."""
+    home = environ.get("XDG_STATE_HOME") or os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".local", "state")
+    usual = Path(home).absolute() / "plugml"
+    kind = file_system(_existing(usual))
+    if kind.removeprefix("fuse.") not in SHARED:
+        return usual, ""
+    local = Path(environ.get("TMPDIR") or "/tmp").absolute() / f"plugml-state-{os.getuid()}"
+    return local, f"{usual} lies on {kind}, where databases break: the cluster's state goes to {local}"
+
+
+def places(
+    name: str, root: Path | None, state: Path | None, environ: Mapping[str, str]
+) -> tuple[ClusterFile, str]:
+    """Where the cluster `name` has its root and state by the rules, and a sentence to be said aloud ("" mostly)."""
+    check_cluster_name(name)
+    note = ""
+    if state is None:
+        home, note = state_home(environ)
+        state = home / name
+    root = (root or default_root(name, environ)).absolute()
+    return ClusterFile(name, root, state.absolute(), {"m0": f"ipc://{root}/ipc/m0"}, 0), note
+
+
+def make_private(directory: Path) -> None:
+    """Make a directory (0700) and its parents; refuse somebody else's."""
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        owner = directory.stat().st_uid
+    except OSError as error:
+        raise WorldError(f"cannot make {directory}: {error.strerror}; set XDG_STATE_HOME or give --state") from error
+    if owner != os.getuid():
+        raise RootError(f"{directory} belongs to another user (uid {owner}); give --state or --root elsewhere")
+
+
+# -- the lock and the file --------------------------------------------------------------------------------------------
+
+
+def hold(cluster: ClusterFile) -> int:
+    """Become the keeper of the cluster: a descriptor that holds its lock.  Raises `WorldError` when it runs already."""
+    make_private(cluster.state)
+    make_private(cluster.logs)
+    descriptor = os.open(cluster.state / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        keeper = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+        os.close(descriptor)
+        raise WorldError(
+            f"cluster {cluster.name} runs already (process {keeper or 'unknown'}): use it, end it by `plugml down "
+            f"{cluster.name}`, or take another --name"
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor
+
+
+def keeper_of(cluster: ClusterFile) -> int:
+    """Pid of the process that holds the cluster's lock, 0 = nobody: it does not run."""
+    try:
+        descriptor = os.open(cluster.state / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return 0
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.pread(descriptor, 32, 0).strip()
+        return int(pid) if pid.isdigit() else cluster.pid
+    finally:
+        os.close(descriptor)
+    return 0
+
+
+def publish(cluster: ClusterFile) -> None:
+    """Write `cluster.json` into state and root: whoever looks sees a whole file or none."""
+    for directory in (cluster.state, cluster.root):
+        scratch = directory / f".{FILE}.{os.getpid()}"
+        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(cluster.to_text())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, directory / FILE)
+
+
+def withdraw(cluster: ClusterFile) -> None:
+    """The cluster is down: remove its file, and its root unless somebody's channel is still kept there.
+
+    To be called by whoever holds the lock.
+    """
+    for directory in (cluster.state, cluster.root):
+        (directory / FILE).unlink(missing_ok=True)
+    if not cluster.root.is_dir() or cluster.root.stat().st_uid != os.getuid():
+        return
+    try:
+        lock = lock_agent(cluster.root)
+    except (RootError, OSError):
+        return  # an agent that somebody started by hand still serves it
+    try:
+        kept = sweep(cluster.root, boot_id()).channels
+        if not kept:
+            shutil.rmtree(cluster.root, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def purge(cluster: ClusterFile) -> None:
+    """Remove the state of a cluster that is down: what its master knew, and its logs.  To be called under its lock."""
+    shutil.rmtree(cluster.state, ignore_errors=True)
+
+
+# -- finding ----------------------------------------------------------------------------------------------------------
+
+
+def find(given: str, environ: Mapping[str, str]) -> ClusterFile:
+    """The running cluster that the user means: `given` (a name or a file), PLUGML_CLUSTER, or the only one there is."""
+    wanted = given or environ.get("PLUGML_CLUSTER", "")
+    if wanted:
+        cluster = named(wanted, environ)
+        if cluster is None or not keeper_of(cluster):
+            raise NoClusterError(f"no cluster {wanted!r} runs here; {_listed(running(environ))}")
+        return cluster
+
+    found = running(environ)
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise NoClusterError("no cluster runs here; start one by `plugml up -d`, or train at once by `plugml run`")
+    names = ", ".join(cluster.name for cluster in found)
+    raise NoClusterError(f"several clusters run here: {names}; say which by --cluster NAME or PLUGML_CLUSTER")
+
+
+def named(wanted: str, environ: Mapping[str, str]) -> ClusterFile | None:
+    """The cluster of that name, or of that file, whether it runs or not; None if nothing is known of it."""
+    if "/" in wanted or wanted.endswith(".json"):
+        path = Path(wanted)
+        cluster = _read(path / FILE if path.is_dir() else path)
+        if cluster is None:
+            raise NoClusterError(f"{wanted} is no cluster.json that can be read")
+        return cluster
+    check_cluster_name(wanted)
+    for directory in _directories(environ):
+        if directory.name == wanted or directory == _given_root(environ):
+            cluster = _read(directory / FILE)
+            if cluster is not None and cluster.name == wanted:
+                return cluster
+    return None
+
+
+def running(environ: Mapping[str, str]) -> list[ClusterFile]:
+    """Every cluster of this user that runs here, by name.  What a killed one left behind is cleaned up on the way."""
+    found: dict[tuple[str, Path], ClusterFile] = {}
+    for directory in _directories(environ):
+        try:
+            cluster = _read(directory / FILE)
+        except UsageError:
+            continue  # of another version: not ours to judge
+        if cluster is None or (cluster.name, cluster.state) in found:
+            continue
+        if keeper_of(cluster):
+            found[cluster.name, cluster.state] = cluster
+        else:
+            _clean(cluster)
+    return sorted(found.values())
+
+
+def _clean(stale: ClusterFile) -> None:
+    """Under its lock, so that one that is just starting is left alone."""
+    if not stale.state.is_dir():
+        stale = stale._replace(state=stale.root)  # its state is gone, only the root is left
+    try:
+        descriptor = hold(stale)
+    except (WorldError, OSError):
+        return
+    try:
+        withdraw(stale)
+    finally:
+        os.close(descriptor)
+
+
+def _listed(found: list[ClusterFile]) -> str:
+    if not found:
+        return "none does: start one by `plugml up -d`"
+    return "running: " + ", ".join(cluster.name for cluster in found)
+
+
+def _directories(environ: Mapping[str, str]) -> Iterator[Path]:
+    """Every directory in which a cluster.json of this user may lie."""
+    uid = os.getuid()
+    given = _given_root(environ)
+    if given is not None:
+        yield given
+    for top in (state_home(environ)[0], Path(f"/run/plugml/{uid}"), Path(f"/dev/shm/plugml-{uid}")):
+        try:
+            names = sorted(os.listdir(top))
+        except OSError:
+            continue
+        yield from (top / name for name in names)
+
+
+def _given_root(environ: Mapping[str, str]) -> Path | None:
+    return Path(environ["PLUGML_ROOT"]).absolute() if environ.get("PLUGML_ROOT") else None
+
+
+def _read(path: Path) -> ClusterFile | None:
+    """The file, if it is there and ours."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        if os.fstat(descriptor).st_uid != os.getuid():
+            return None
+        return ClusterFile.from_text(file.read(FILE_BYTES_MAX).decode(errors="replace"), path)
+
+
+def _existing(path: Path) -> Path:
+    """The nearest directory above that is there."""
+    while not path.exists():
+        path = path.parent
+    return path
