@@ -1,7 +1,8 @@
 """The launcher's connection to its agent: JSON lines over agent.sock, made again whenever it breaks.
 
 Every question is repeated on each new connection until it is answered (each may be carried out twice, see
-docs/internals.md).  Knows no job: it carries questions, answers and news.
+docs/internals.md).  A new agent process knows our job no more, so that `register` is said to it again first.  Knows no
+job otherwise: it carries questions, answers and news.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from . import effects as e
 VERSION = 1
 LINE_BYTES_MAX = 64 << 10
 RETRY_S, RETRY_S_MAX = 0.05, 1.0
+HELLO, AGAIN = 0, -1  # numbers of the link's own questions
 
 
 class AgentLink:
@@ -28,6 +30,8 @@ class AgentLink:
         self._deliver = deliver
         self._waiting: dict[int, bytes] = {}  # question number -> its line
         self._line: _Line | None = None
+        self._register: dict[str, Any] = {}  # once it was answered
+        self._registering: tuple[int, dict[str, Any]] = (0, {})
         self._closed = False
         self._wait_s = RETRY_S
         self._retry: asyncio.TimerHandle | None = None
@@ -37,7 +41,10 @@ class AgentLink:
         self._task = self._loop.create_task(self._connect())
 
     def ask(self, question: e.Ask) -> None:
-        line = json.dumps({"op": question.op, "id": question.number, **question.fields}).encode() + b"\n"
+        line = _encode(question.number, question.op, question.fields)
+        if question.op == "register":
+            self._register = {}
+            self._registering = (question.number, question.fields)
         self._waiting[question.number] = line
         if self._line is not None and self._line.ready:
             self._line.write(line)
@@ -65,7 +72,7 @@ class AgentLink:
 
     def made(self, line: _Line) -> None:
         self._line = line
-        line.write(json.dumps({"op": "hello", "id": 0, "version": VERSION}).encode() + b"\n")
+        line.write(_encode(HELLO, "hello", {"version": VERSION}))
 
     def lost(self, line: _Line | None, text: str) -> None:
         if self._closed or (line is not None and line is not self._line):
@@ -80,10 +87,14 @@ class AgentLink:
             self._deliver(e.AgentNews(document))
             return
         number = document.get("id")
-        if number == 0:
+        if number == HELLO:
             self._greeted(line, document)
+        elif number == AGAIN:
+            self._send_all(line)
         elif isinstance(number, int) and self._waiting.pop(number, None) is not None:
             code = "" if document.get("ok") else str(document.get("code") or "INTERNAL")
+            if number == self._registering[0] and not code:
+                self._register = self._registering[1]
             self._deliver(e.Answer(number, code, str(document.get("text") or ""), document))
 
     def _greeted(self, line: _Line, document: dict[str, Any]) -> None:
@@ -92,17 +103,27 @@ class AgentLink:
             self.lost(line, str(document.get("text") or "the agent refused the greeting"))
             return
         self._wait_s = RETRY_S
+        if self._register:
+            line.write(_encode(AGAIN, "register", self._register))
+        else:
+            self._send_all(line)
+        self._deliver(e.AgentUp(str(document.get("cluster", "")), str(document.get("node", ""))))
+
+    def _send_all(self, line: _Line) -> None:
         line.ready = True
         for waiting in self._waiting.values():
             line.write(waiting)
-        self._deliver(e.AgentUp(str(document.get("cluster", "")), str(document.get("node", ""))))
+
+
+def _encode(number: int, op: str, fields: dict[str, Any]) -> bytes:
+    return json.dumps({"op": op, "id": number, **fields}).encode() + b"\n"
 
 
 class _Line(asyncio.Protocol):
     """One connection: bytes to lines to objects."""
 
     def __init__(self, link: AgentLink) -> None:
-        self.ready = False  # greeted
+        self.ready = False  # greeted, and the agent knows our job
         self._link = link
         self._buffer = bytearray()
         self._transport: Any = None

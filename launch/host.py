@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import resource
 import shutil
 import socket
 import stat
+import sys
+import termios
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from ..core.errors import PlugmlError, RootError, UsageError, WorldError
 from ..shm_protocol.create import bytes_of
 from . import words
+from .check import Room
 from .plan import RunPlan
 
 FDS_PER_WORKER = 12  # keeper, root, two FIFOs, two pipes, log, pidfd, and those that are open only while it starts
@@ -27,15 +31,6 @@ class NotFoundError(PlugmlError):
     def __init__(self, text: str, exit_code: int) -> None:
         super().__init__(text)
         self.exit_code = exit_code
-
-
-class Needs(NamedTuple):
-    """Bytes needed and bytes there."""
-
-    channels: int
-    root_free: int
-    result: int
-    result_free: int
 
 
 def host_name() -> str:
@@ -74,15 +69,33 @@ def check_program(command: str, path: str, directory: str) -> None:
 
 
 def start_failure(command: Sequence[str], error: OSError) -> tuple[str, int]:
-    """The sentence and exit code for a program that the kernel refused to start."""
+    """The sentence and the exit code for a program that the kernel refused to start."""
     shown = words.command_line(command)
+    if isinstance(error, FileNotFoundError) and error.filename not in (None, command[0]):
+        return f"{shown}: {words.command_line([str(error.filename)])} is not there", 127
     if isinstance(error, FileNotFoundError):
         return f"{shown}: not found (or the interpreter in its first line is not)", 127
-    if error.errno == 8:  # ENOEXEC
+    if error.errno == errno.ENOEXEC:
         return f"{shown}: no program; a script needs a first line like #!/bin/sh", 126
-    if isinstance(error, PermissionError):
-        return f"{shown}: not executable", 126
     return f"{shown}: {error.strerror}", 126
+
+
+def stdin_note(fd: int) -> str:
+    """A warning when somebody pipes or redirects something into us: our programs read nothing of it.  Reads nothing."""
+    try:
+        found = os.fstat(fd)
+        if stat.S_ISREG(found.st_mode):
+            waits = found.st_size > os.lseek(fd, 0, os.SEEK_CUR)
+        elif stat.S_ISFIFO(found.st_mode) or stat.S_ISSOCK(found.st_mode):
+            counted = fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0")
+            waits = int.from_bytes(counted, sys.byteorder) > 0
+        else:
+            waits = False
+    except OSError:
+        return ""
+    if not waits:
+        return ""
+    return "what is piped into plugml goes to nobody: programs that read standard input get it by --stdin FILE (with {worker} for a file each)"
 
 
 # -- CPUs -------------------------------------------------------------------------------------------------------------
@@ -126,6 +139,19 @@ def _read(path: Path) -> str:
         return ""
 
 
+def free_port() -> int:
+    """A TCP port that nobody uses just now, for a group that the programs form among themselves."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def process_state(pid: int) -> str:
+    """The kernel's letter for what a process does (R S D T Z ...), "" when it is gone."""
+    _, _, rest = _read(Path(f"/proc/{pid}/stat")).rpartition(")")
+    return rest.split()[0] if rest.split() else ""
+
+
 # -- descriptors and space --------------------------------------------------------------------------------------------
 
 
@@ -139,26 +165,24 @@ def raise_descriptor_limit(workers: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def needs(plan: RunPlan, root: Path) -> Needs:
+def room(plan: RunPlan, root: Path) -> Room:
     """What channels and result need, and what is free where they go."""
-    tables = sum(table.nbytes for table in plan.spec.tables)
-    return Needs(
-        sum(bytes_of(plan.info(worker)) for worker in range(plan.workers)), free_bytes(root), 2 * tables, free_bytes(Path(plan.result))
-    )
+    channels = plan.workers * bytes_of(plan.info(0))
+    result = 2 * sum(table.nbytes for table in plan.spec.tables) + SLACK_BYTES
+    return Room(str(root), channels, free_bytes(root), result, free_bytes(Path(plan.result)))
 
 
-def check_space(plan: RunPlan, root: Path) -> None:
+def check_space(room: Room, plan: RunPlan) -> None:
     """Refuse before the start what cannot fit at the end."""
-    need = needs(plan, root)
-    if need.channels > need.root_free:
+    if room.channels > room.root_free:
         raise RootError(
-            f"the channels of {plan.workers} workers need {words.amount(need.channels)} and {root} has {words.amount(need.root_free)} "
-            "free: use fewer workers, or set PLUGML_ROOT to a larger tmpfs"
+            f"the channels of {words.count(plan.workers, 'worker')} need {words.amount(room.channels)}, and {room.root} has "
+            f"{words.amount(room.root_free)} free: use fewer workers, or set PLUGML_ROOT to a larger tmpfs"
         )
-    if need.result + SLACK_BYTES > need.result_free:
+    if room.result > room.result_free:
         raise WorldError(
-            f"the result needs {words.amount(need.result + SLACK_BYTES)} and {plan.result} has {words.amount(need.result_free)} "
-            "free: choose another place with --result DIR"
+            f"the result needs {words.amount(room.result)}, and {plan.result} has {words.amount(room.result_free)} free: "
+            "choose another place with --result DIR"
         )
 
 

@@ -289,9 +289,8 @@ class RunMachine:
         if self.verdict.state == LOST or self.crew.deserted:
             return self._close(now_us)
         if not any(worker.pushes for worker in self.crew.workers):
-            text = "nothing was pushed, so there is no result to save"
-            self.crew.warnings.append(text)
-            return [e.Tell("warn", text), *self._close(now_us)]
+            told = e.Tell("info", "nothing was pushed, so there is no result to save")
+            return [told, *self._close(now_us)]
         # What a failed run leaves must not be taken for a result, nor cover an earlier one.
         self._place = f"{self.plan.result}/failed" if self.verdict.state == FAILED else self.plan.result
         return [e.PrepareResult(self._place)]
@@ -307,6 +306,7 @@ class RunMachine:
             return []
         if event.code:
             return self._on_result_failed(e.ResultFailed(self._place, f"{event.code}: {event.text}"), now_us)
+        self.watch.closed = max(self.watch.closed, int(event.fields.get("clock") or 0))
         return [e.PublishResult(self._scratch, self._place, {**self.summary(now_us), "spec": self.plan.spec.to_document()})]
 
     def _on_result_saved(self, event: e.ResultSaved, now_us: int) -> list[Any]:

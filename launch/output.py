@@ -1,7 +1,7 @@
-"""What the workers print: whole in their logs, line by line and prefixed on the terminal, its tail for a failure's text.
+"""What the workers print: whole in their logs, line by line and prefixed on the terminal.
 
     worker's pipe -> log file (every byte, as it came)
-                  -> Lines (whole lines; very long ones cut, a progress bar's states collapsed) -> Screen -> stdout, stderr
+                  -> pieces of lines (runtime/output.py) -> Screen -> stdout, stderr
 
 Nothing here grows with what a program prints.  A terminal that does not take its lines holds up the program that
 prints them, as it does without us; it never holds up the launcher.
@@ -15,62 +15,10 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-LINE_BYTES_MAX = 16 << 10  # a longer line is shown in pieces; the log has it whole
-TAIL_LINES, TAIL_CHARS = 12, 300
+from ..runtime.output import RETURN, Piece
+
 QUEUE_BYTES_MAX = 1 << 20
-_UNSEEN = {number: None for number in range(32) if number not in (9,)} | {127: None}
 _COLOURS = (36, 33, 32, 35, 34, 31)
-
-
-class Lines:
-    """Bytes in, lines out.  Holds at most one line's beginning."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def take(self, data: bytes) -> list[bytes]:
-        """Lines that these bytes complete, without their ends."""
-        parts = (self._rest + data).split(b"\n")
-        rest = parts.pop()
-        shown: list[bytes] = []
-        for part in parts:
-            _cut(_last_state(part), shown)
-        rest = _open_state(rest)
-        if len(rest) > LINE_BYTES_MAX:
-            whole = len(rest) // LINE_BYTES_MAX * LINE_BYTES_MAX
-            _cut(rest[:whole], shown)
-            rest = rest[whole:]
-        self._rest = rest
-        return shown
-
-    def end(self) -> list[bytes]:
-        """The line that was never ended, if any."""
-        rest, self._rest = _last_state(self._rest), b""
-        return [rest] if rest else []
-
-
-def _last_state(line: bytes) -> bytes:
-    """What a terminal shows at the end of a line in which carriage returns overwrote what was before."""
-    return line.rstrip(b"\r").rpartition(b"\r")[2]
-
-
-def _open_state(rest: bytes) -> bytes:
-    """The same for a line that goes on: only what can still be shown is kept."""
-    body = rest.rstrip(b"\r")
-    return body.rpartition(b"\r")[2] + rest[len(body) : len(body) + 1]
-
-
-def _cut(line: bytes, into: list[bytes]) -> None:
-    if len(line) <= LINE_BYTES_MAX:
-        into.append(line)
-        return
-    into += [line[start : start + LINE_BYTES_MAX] for start in range(0, len(line), LINE_BYTES_MAX)]
-
-
-def readable(line: bytes) -> str:
-    """A line for an error text: valid, without control characters, not too long."""
-    text = line[: 8 * TAIL_CHARS].decode("utf-8", "replace").translate(_UNSEEN).rstrip()
-    return text if len(text) <= TAIL_CHARS else text[:TAIL_CHARS] + " ..."
 
 
 class Screen:
@@ -88,26 +36,32 @@ class Screen:
         self._status = b""
         self._shown = False
         self._ending = False
+        self._held = False  # somebody was told to read no more
         self._changed = threading.Condition()
-        self._room: Callable[[], None] | None = None
+        self._room: Callable[[], object] | None = None
         self._thread = threading.Thread(target=self._work, name="screen", daemon=True)
         self._thread.start()
 
     def is_terminal(self, stream: int) -> bool:
         return self._terminal[stream]
 
-    def on_room(self, call: Callable[[], None]) -> None:
+    def on_room(self, call: Callable[[], object]) -> None:
         """`call` is called, from the screen's thread, when a full queue has been written."""
         self._room = call
 
-    def write(self, stream: int, data: bytes) -> bool:
-        """Queue bytes; False = take no more from the programs until there is room."""
+    def write(self, stream: int, data: bytes) -> None:
         with self._changed:
             if stream not in self._broken:
                 self._queue.append((stream, data))
                 self._size += len(data)
                 self._changed.notify()
-            return self._size < QUEUE_BYTES_MAX
+
+    def has_room(self) -> bool:
+        """False = take no more from the programs; `on_room` tells when that is over."""
+        with self._changed:
+            full = self._size >= QUEUE_BYTES_MAX
+            self._held = self._held or full
+            return not full
 
     def status(self, line: bytes) -> None:
         """Replace the line below; empty removes it."""
@@ -139,11 +93,13 @@ class Screen:
                 if not self._queue:
                     return
                 work, self._queue = self._queue, deque()
-                size, status, was_full = self._size, self._status, self._size >= QUEUE_BYTES_MAX
+                size, status = self._size, self._status
             self._put(work, status)
             with self._changed:
                 self._size -= size
-            if was_full and self._room is not None:
+                has_room = self._held and self._size < QUEUE_BYTES_MAX // 2
+                self._held = self._held and not has_room
+            if has_room and self._room is not None:
                 self._room()
 
     def _put(self, work: deque[tuple[int, bytes]], status: bytes) -> None:
@@ -174,65 +130,49 @@ class Screen:
 class WorkerOutput:
     """Both streams of one worker, over all its generations."""
 
-    def __init__(self, worker: int, log: Path, screen: Screen, merge: bool, quiet: bool, colour: bool) -> None:
+    def __init__(self, worker: int, log: Path, screen: Screen, merge: bool, colour: bool) -> None:
         self.log = log
         self.log_error = ""
         self._screen = screen
         self._streams = {1: 2 if merge else 1, 2: 2}  # merge: stdout is for us alone
-        self._quiet = quiet
-        self._prefixes = {stream: _prefix(worker, colour and screen.is_terminal(self._streams[stream])) for stream in (1, 2)}
-        self._lines = {1: Lines(), 2: Lines()}
-        self._tails: dict[int, deque[bytes]] = {1: deque(maxlen=TAIL_LINES), 2: deque(maxlen=TAIL_LINES)}
+        self._prefixes = {stream: _prefix(worker, colour and screen.is_terminal(to)) for stream, to in self._streams.items()}
         self._fd = -1
 
     def begin(self, gen: int) -> None:
         """A generation starts: open the log; a later one goes on in the same file, after a line of ours."""
-        self._tails[1].clear()
-        self._tails[2].clear()
+        if self.log_error:
+            return
+        if self._fd >= 0:
+            self.keep(f"--- generation {gen} ---\n".encode())
+            return
         try:
-            if self._fd < 0:
-                self._fd = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
-            else:
-                self._keep(f"--- generation {gen} ---\n".encode())
+            self._fd = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
         except OSError as error:
             self.log_error = f"{self.log}: {error.strerror}"
 
-    def take(self, stream: int, data: bytes) -> bool:
-        """Bytes from the program; False = read no more until the screen has room."""
-        self._keep(data)
-        return self._show(stream, self._lines[stream].take(data))
+    def keep(self, data: bytes) -> bool:
+        """Bytes as they came from the program; False = read no more until the screen has room.
 
-    def end(self, stream: int) -> None:
-        """The stream has ended: show what had no newline."""
-        self._show(stream, self._lines[stream].end())
+        A full disk ends the log, not the training.
+        """
+        view = memoryview(data)
+        while view and self._fd >= 0:
+            try:
+                view = view[os.write(self._fd, view) :]
+            except OSError as error:
+                self.log_error = f"{self.log}: {error.strerror}"
+                self.close()
+        return self._screen.has_room()
 
-    def tail(self) -> tuple[str, ...]:
-        """The last readable lines of stderr, or of stdout when nothing came on stderr."""
-        lines = [readable(line) for line in self._tails[2] or self._tails[1]]
-        return tuple(line for line in lines if line)
+    def show(self, stream: int, piece: Piece) -> None:
+        """A piece of a line.  Of a progress bar only the state that it leaves behind: the others nobody would see."""
+        if piece.ended != RETURN:
+            self._screen.write(self._streams[stream], self._prefixes[stream] + piece.text.encode("utf-8", "replace") + b"\n")
 
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-    def _show(self, stream: int, lines: list[bytes]) -> bool:
-        if not lines:
-            return True
-        self._tails[stream].extend(lines[-TAIL_LINES:])
-        if self._quiet:
-            return True
-        prefix = self._prefixes[stream]
-        return self._screen.write(self._streams[stream], b"".join([b"%s%s\n" % (prefix, line) for line in lines]))
-
-    def _keep(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view and self._fd >= 0:
-            try:
-                view = view[os.write(self._fd, view) :]
-            except OSError as error:  # a full disk ends the log, not the training
-                self.log_error = f"{self.log}: {error.strerror}"
-                self.close()
 
 
 def _prefix(worker: int, colour: bool) -> bytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from ..core.clock import ASP
 from ..core.table import OPTIMIZERS, TableSpec
@@ -197,3 +198,26 @@ def uneven(clocks: Mapping[int, int]) -> str:
 
 def joined(parts: Iterable[str]) -> str:
     return "; ".join(part for part in parts if part)
+
+
+def closing_lines(summary: Mapping[str, Any]) -> list[str]:
+    """The last lines of a run: state, clocks, what is not even, restarts, where the result lies."""
+    workers = summary["workers"]
+    clocks = sorted({worker["clocks"] for worker in workers})
+    clocks_text = f"{clocks[0]:,}" if len(clocks) == 1 else f"{clocks[0]:,} to {clocks[-1]:,}"
+    pushes = sum(worker["pushes"] for worker in workers)
+    restarts = sum(worker["restarts"] for worker in workers)
+    lines = [
+        joined([
+            f"job {summary['job']} {summary['state']}",
+            f"{count(len(workers), 'worker')}, {clocks_text} clocks each, {pushes:,} pushes",
+            count(restarts, "restart") if restarts else "",
+            f"{summary['seconds']:.1f} s",
+        ])
+    ]  # fmt: skip
+    if summary["uneven"]:
+        lines.append(f"not all did the same: {summary['uneven']}")
+    lines += [f"remember: {text}" for text in summary["warnings"]]
+    if summary["result"]:
+        lines.append(f"result in {summary['result']}: {', '.join(summary['files'])}")
+    return lines

@@ -1,0 +1,96 @@
+"""`plugml run`: the flags, and nothing else.  What they mean is launch/plan.py, what happens is launch/main.py."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import click
+
+EXAMPLES = """\b
+Examples:
+  plugml run -n 4 --table w=10,64 --lr 0.1 -- ./trainer data.csv
+  plugml run -n 4 -f job.toml -- python train.py shard-{worker}.csv
+  plugml run --table w=650:f64,init=program --worker './c_trainer a' --worker 'Rscript fit.R b'
+  plugml run -n 8 --consistency asp --on-worker-loss shrink -f job.toml
+  plugml run -f job.toml --check
+\b
+In the command's arguments {worker} {workers} {seed} {out} are replaced; every other brace stays as it is.
+\b
+Exit codes: 0 all well; else the first failing worker's own, 128+n if a signal killed it;
+  2 usage; 69 no cluster; 73 channel root full; 75 agent gone; 130/143 stopped by SIGINT/SIGTERM.
+"""
+
+
+@click.command(
+    "run",
+    epilog=EXAMPLES,
+    context_settings={"help_option_names": ["-h", "--help"], "allow_interspersed_args": False, "max_content_width": 120},
+)
+@click.option("-n", "--workers", type=int, metavar="N", help="How many workers (default 1).")
+@click.option("-f", "--file", type=click.Path(dir_okay=False), metavar="FILE", help="job.toml: every key of it is a flag too; a flag wins.")
+@click.option("--name", metavar="NAME", help="The job's name (default: from the command, with a suffix where it is taken).")
+@click.option("--table", "tables", multiple=True, metavar="SPEC", help="NAME=SHAPE[:dtype][,key=value...], e.g. w=10,64:f32,lr=0.1. Repeatable.")
+@click.option("--optimizer", metavar="NAME", help="For tables that name none: sgd, add or assign.")
+@click.option("--lr", type=float, metavar="X", help="For tables that name none; used as written.")
+@click.option("--consistency", metavar="MODEL", help="bsp (default), ssp:N or asp.")
+@click.option("--combine", metavar="HOW", help="mean (default) or sum of the workers' pushes.")
+@click.option("--seed", type=int, metavar="N", help="Seed of the job; each worker gets its own from it (default 0).")
+@click.option("--worker", multiple=True, metavar="CMD", help="The command of one worker, where they differ. Repeatable.")
+@click.option("--cluster", metavar="NAME", help="Join a standing cluster instead of starting a private one.")
+@click.option("--servers", type=int, metavar="N", help="Servers of the private cluster (default 1).")
+@click.option("--result", metavar="DIR", help="Where the result goes (default plugml-runs/{job}).")
+@click.option("--max-restarts", type=int, metavar="N", help="Restarts of a worker that a signal killed (default 3).")
+@click.option("--on-worker-loss", metavar="POLICY", help="After that: wait (default), shrink or stop.")
+@click.option("--ok-exit", metavar="CODES", help="Exit codes of a program that count as finished, e.g. 0,1.")
+@click.option("--grace", type=float, metavar="SECONDS", help="From SIGTERM to SIGKILL when the run ends early (default 30).")
+@click.option("--stdin", metavar="FILE", help="Standard input of each program (default nothing); {worker} is replaced.")
+@click.option("--env", multiple=True, metavar="NAME=VALUE", help="A variable for the programs; `torch` sets RANK, WORLD_SIZE and kin. Repeatable.")
+@click.option("-q", "--quiet", is_flag=True, help="Of plugml itself only warnings and errors.")
+@click.option("-v", "--verbose", is_flag=True, help="Say more.")
+@click.option("--json", "as_json", is_flag=True, help="The summary as JSON on stdout; what the programs print goes to stderr.")
+@click.option("--check", is_flag=True, help="Say what would happen, and start nothing.")
+@click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND [ARGS]...")
+def run(file: str | None, quiet: bool, verbose: bool, as_json: bool, check: bool, **given: Any) -> int:
+    """Run a serial training program as N workers that train one model together.
+
+    Without --cluster it starts a private cluster on this host and takes it down at the end.
+    """
+    from ..launch.main import Options
+    from ..launch.start import check_run, run_plan
+    from ..launch.plan import make_plan
+
+    flags = {key: value for key, value in given.items() if value is not None and value != ()}
+    if "ok_exit" in flags:
+        flags["ok_exit"] = exit_codes(flags["ok_exit"])
+    for key in ("env", "tables", "worker", "argv"):
+        if key in flags:
+            flags[key] = list(flags[key])
+    if "cluster" not in flags and os.environ.get("PLUGML_CLUSTER"):
+        flags.setdefault("cluster", os.environ["PLUGML_CLUSTER"])
+    plan = make_plan(read_toml(file) if file else {}, file or "job.toml", flags, os.getcwd())
+    options = Options(quiet, verbose, as_json)
+    return check_run(plan, options, os.environ) if check else run_plan(plan, options, os.environ)
+
+
+def exit_codes(text: str) -> list[int]:
+    """Read `0,1`."""
+    words = text.split(",")
+    if not all(word.strip().isascii() and word.strip().isdecimal() for word in words):
+        raise click.BadParameter(f"{text!r}: write whole numbers with commas, e.g. 0,1", param_hint="--ok-exit")
+    return [int(word) for word in words]
+
+
+def read_toml(path: str) -> dict[str, Any]:
+    """The parsed file.  Raises `UsageError`."""
+    import tomllib
+
+    from ..core.errors import UsageError
+
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is no valid TOML: {error}") from error

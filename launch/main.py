@@ -1,0 +1,335 @@
+"""The shell around the run's machine.  Owns the channels, the programs, the signals and the screen of one run.
+
+Decides nothing about the run itself: what it does with each effect is one method.  What comes before and after it
+(checks, places, the private cluster) is start.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .. import __version__
+from ..core.errors import PlugmlError, WorldError
+from ..core.limits import Limits
+from ..runtime.driver import Driver
+from ..runtime.process import Child, Exit, spawn
+from ..shm_protocol.create import Channel, create_channel
+from ..shm_protocol.info import parse_info
+from . import effects as e
+from . import host, words
+from .agentlink import AgentLink
+from .environment import thread_note, worker_environment
+from .guard import Guard
+from .machine import RunMachine
+from .output import Screen, WorkerOutput
+from .plan import RunPlan
+from .progress import Progress
+from .result import Place, publish
+
+TAIL_LINES = 12  # of a failed program's output
+CLOSE_LIMIT_S = 10.0  # for a terminal that takes nothing, at the end
+EXIT_CRASH = 70  # a bug of ours
+SOCKET = "agent.sock"
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+Loop = asyncio.AbstractEventLoop
+
+
+class Options(NamedTuple):
+    """How the launcher speaks."""
+
+    quiet: bool = False
+    verbose: bool = False
+    json: bool = False
+
+
+def now_us() -> int:
+    return time.monotonic_ns() // 1000
+
+
+class Run:
+    """One run in this process: `go` returns the exit code."""
+
+    def __init__(
+        self, plan: RunPlan, options: Options, environ: Mapping[str, str], place: Place, root: Path, loop: Loop, guard: Guard
+    ) -> None:
+        self.options = options
+        self.environ = environ
+        self.place = place
+        self.root = root
+        self.loop = loop
+        self.guard = guard
+        self.cpus = host.allowed_cpus()
+        self.screen = Screen()
+        self.colour = not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+        merge = options.json  # then stdout is for the summary alone
+        self.outputs = [
+            WorkerOutput(worker, place.logs / f"w{worker}.log", self.screen, merge, self.colour) for worker in range(plan.workers)
+        ]
+        self.programs: dict[tuple[int, int], Child] = {}
+        self.machine = RunMachine(plan, host.host_name(), str(place.logs), Limits(), now_us())
+        self.driver = Driver(self.loop, self.machine, self._performers(), now_us)
+        self.link = AgentLink(self.loop, root / SOCKET, self._feed)
+        live = self.screen.is_terminal(2) and not options.quiet
+        self.progress = Progress(self.screen, live, options.quiet, self.colour, now_us())
+        self.channels: dict[tuple[int, int], Channel] = {}
+        self.finish: e.Finish | None = None
+        self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="files")
+        self._jobs: set[Future[Any]] = set()
+        self._all_gone: asyncio.Future[None] | None = None
+        self._port = host.free_port() if plan.torch else 0
+
+    @property
+    def plan(self) -> RunPlan:
+        return self.machine.plan
+
+    def go(self, notes: list[str]) -> int:
+        """The run from its first line to its exit code."""
+        self.loop.set_exception_handler(self._crash)
+        self._opening(notes)
+        for signum in SIGNALS:
+            if signal.getsignal(signum) != signal.SIG_IGN:  # nohup, or a background job of a script
+                self.loop.add_signal_handler(signum, self._feed, e.Signalled(signum))
+        self.screen.on_room(lambda: self.loop.call_soon_threadsafe(self._resume))
+        try:
+            self.link.start()
+            self.driver.start()
+            self.loop.run_forever()
+        finally:
+            self._tidy()
+        if self.finish is None:
+            return EXIT_CRASH
+        return self._closing(self.finish)
+
+    # -- performing -----------------------------------------------------------------------------------------------------
+
+    def _performers(self) -> dict[type[Any], Callable[[Any], object]]:
+        return {
+            e.Ask: lambda effect: self.link.ask(effect), e.MakeChannel: self._make_channel, e.DropChannel: self._drop_channel,
+            e.DeclareGone: self._declare_gone, e.Spawn: self._spawn, e.Signal: self._signal, e.Look: self._look,
+            e.PrepareResult: self._prepare, e.PublishResult: self._publish, e.Tell: self._tell, e.Show: self._show,
+            e.Finish: self._finish,
+        }  # fmt: skip
+
+    def _feed(self, event: Any) -> None:
+        self.driver.feed("", event)
+
+    def _make_channel(self, effect: e.MakeChannel) -> None:
+        """In a thread: filling memory with pages takes a while, and a signal must be heard meanwhile."""
+
+        def make() -> Channel:
+            return create_channel(self.root, parse_info(effect.info))
+
+        def made(job: Future[Channel]) -> None:
+            error = job.exception()
+            if error is None:
+                channel = job.result()
+                self.channels[effect.worker, effect.gen] = channel
+                self._feed(e.ChannelMade(effect.worker, effect.gen, str(channel.directory)))
+            elif isinstance(error, (OSError, PlugmlError)):
+                self._feed(e.ChannelFailed(effect.worker, effect.gen, str(error), getattr(error, "exit_code", WorldError.exit_code)))
+            else:
+                raise error
+
+        self._in_thread(make, made)
+
+    def _in_thread(self, work: Callable[[], Any], then: Callable[[Future[Any]], None]) -> None:
+        job = self._pool.submit(work)
+        self._jobs.add(job)
+
+        def done(job: Future[Any]) -> None:
+            self._jobs.discard(job)
+            then(job)
+
+        job.add_done_callback(lambda job: self.loop.call_soon_threadsafe(done, job))
+
+    def _drop_channel(self, effect: e.DropChannel) -> None:
+        channel = self.channels.pop((effect.worker, effect.gen), None)
+        if channel is not None:
+            self.loop.remove_reader(channel.req_fd)
+            channel.close()
+
+    def _declare_gone(self, effect: e.DeclareGone) -> None:
+        channel = self.channels.get((effect.worker, effect.gen))
+        if channel is not None:
+            channel.retire()
+            self.loop.add_reader(channel.req_fd, channel.answer_gone)
+
+    def _spawn(self, effect: e.Spawn) -> None:
+        worker, gen = effect
+        channel, output = self.channels[worker, gen], self.outputs[worker]
+        environment = worker_environment(
+            self.environ, self.plan, channel.info, str(channel.directory), self.cpus, self._port, __version__
+        )
+        stdin, argv = self.plan.stdin_of(worker), self.plan.arguments(worker)
+        output.begin(gen)
+        try:
+            child = spawn(
+                self.loop, argv, env=environment, cwd=self.plan.directory,
+                stdin=os.path.join(self.plan.directory, stdin) if stdin else os.devnull,
+                on_exit=lambda status: self._on_exit(worker, gen, status),
+                on_stdout=output.keep, on_stdout_piece=lambda piece: output.show(1, piece),
+                on_stderr=output.keep, on_stderr_piece=lambda piece: output.show(2, piece),
+            )  # fmt: skip
+        except OSError as error:
+            self._feed(e.SpawnFailed(worker, gen, *host.start_failure(argv, error)))
+            return
+        self.programs[worker, gen] = child
+        self.guard.watch(child.pid)
+        self._feed(e.Spawned(worker, gen, child.pid))
+
+    def _resume(self) -> None:
+        """The screen has room again."""
+        for child in self.programs.values():
+            child.stdout.resume()
+            child.stderr.resume()
+
+    def _on_exit(self, worker: int, gen: int, status: Exit) -> None:
+        """The program's group is swept and its pipes are read to the end."""
+        child = self.programs.pop((worker, gen))
+        self.guard.forget(child.pid)
+        if self._all_gone is not None and not self.programs and not self._all_gone.done():
+            self._all_gone.set_result(None)
+        tail = child.stderr.tail.lines(TAIL_LINES) or child.stdout.tail.lines(TAIL_LINES)
+        self._feed(e.Exited(worker, gen, status.status, tuple(tail)))
+
+    def _signal(self, effect: e.Signal) -> None:
+        child = self.programs.get((effect.worker, effect.gen))
+        if child is not None:
+            child.signal(effect.signum)
+            child.signal(signal.SIGCONT)  # a stopped program hears nothing else
+
+    def _look(self, effect: e.Look) -> None:
+        worker, gen = effect
+        channel = self.channels.get((worker, gen))
+        spoke = channel is not None and has_spoken(channel.directory)
+        child = self.programs.get((worker, gen))
+        self._feed(e.Looked(worker, gen, spoke, host.process_state(child.pid) if child is not None else ""))
+
+    def _prepare(self, effect: e.PrepareResult) -> None:
+        try:
+            scratch = self.place.prepare(effect.directory)
+        except OSError as error:
+            self._feed(e.ResultFailed(effect.directory, error.strerror or str(error)))
+        else:
+            self._feed(e.ResultReady(effect.directory, scratch))
+
+    def _publish(self, effect: e.PublishResult) -> None:
+        scratch, directory = Path(effect.scratch), Path(effect.directory)
+        tables = self.plan.spec.tables
+
+        def published(job: Future[tuple[str, ...]]) -> None:
+            error = job.exception()
+            if error is None:
+                self._feed(e.ResultSaved(effect.directory, job.result()))
+            elif isinstance(error, (OSError, WorldError)):
+                self.place.discard(effect.scratch)
+                self._feed(e.ResultFailed(effect.directory, getattr(error, "strerror", "") or str(error)))
+            else:
+                raise error
+
+        self._in_thread(lambda: publish(tables, scratch, directory, effect.document), published)
+
+    def _finish(self, effect: e.Finish) -> None:
+        self.finish = effect
+        self.loop.stop()
+
+    # -- speaking -------------------------------------------------------------------------------------------------------
+
+    def _tell(self, effect: e.Tell) -> None:
+        self.say(effect.level, effect.text)
+
+    def say(self, level: str, text: str) -> None:
+        """A sentence of ours, on stderr: details only with -v, with --quiet only what went wrong."""
+        if (level == "detail" and not self.options.verbose) or (level in ("info", "detail") and self.options.quiet):
+            return
+        head = {"warn": "plugml: warning: ", "error": "plugml: error: "}.get(level, "plugml: ")
+        if self.colour and self.screen.is_terminal(2):
+            head = {"warn": f"\x1b[33m{head}\x1b[0m", "error": f"\x1b[31m{head}\x1b[0m"}.get(level, head)
+        self.screen.write(2, f"{head}{text}\n".encode("utf-8", "replace"))
+
+    def _show(self, effect: e.Show) -> None:
+        line = self.progress.take(effect.picture, now_us())
+        if line:
+            self.say("info", line)
+
+    def _opening(self, notes: list[str]) -> None:
+        plan = self.plan
+        self.say("info", f"job {plan.spec.name}: {words.step_line(plan)}")
+        thread_words = thread_note({**self.environ, **dict(plan.variables)}, self.cpus, plan.workers)
+        for note in (*notes, *plan.notes, thread_words):
+            if note:
+                self.say("info", note)
+        self.say("detail", words.reproducible_line(plan))
+        self.say("detail", f"output is kept in {self.place.logs}")
+
+    def _closing(self, finish: e.Finish) -> int:
+        """The last lines, or the summary as JSON; the exit code."""
+        summary, exit_code = finish.summary, finish.exit_code
+        for line in words.closing_lines(summary):
+            self.say("info", line)
+        for output in self.outputs:
+            if output.log_error:
+                self.say("warn", f"the log of a worker is not whole: {output.log_error}")
+        if self.options.json:
+            self.screen.write(1, json.dumps(summary).encode() + b"\n")
+        if summary["exit_of"] != "plugml":
+            self.say("error", f"exit code {exit_code} is that of {summary['exit_of']}")
+        self.screen.close(CLOSE_LIMIT_S)
+        failure = self.screen.failure(1)
+        if failure is not None and self.options.json:
+            return exit_code or WorldError.exit_code
+        return exit_code
+
+    # -- the end --------------------------------------------------------------------------------------------------------
+
+    def _tidy(self) -> None:
+        """Nothing is left running or lying about, whatever brought us here."""
+        self.driver.close()
+        self.link.close()
+        self._kill_all()
+        self._pool.shutdown(wait=True)
+        for job in self._jobs:
+            if not job.cancelled() and job.exception() is None and isinstance(job.result(), Channel):
+                job.result().close()
+        for key in list(self.channels):
+            self._drop_channel(e.DropChannel(*key))
+        for output in self.outputs:
+            output.close()
+
+
+    def _kill_all(self) -> None:
+        """Programs that are still there when the run is over (or broken) end now; their ends are waited for."""
+        if self.programs:
+            self._all_gone = self.loop.create_future()
+            for child in self.programs.values():
+                child.signal(signal.SIGKILL)
+            self.loop.run_until_complete(asyncio.wait([self._all_gone], timeout=CLOSE_LIMIT_S))
+
+    def _crash(self, loop: Loop, context: dict[str, Any]) -> None:
+        """An exception that nobody expected: tell the whole story, and end everything."""
+        error = context.get("exception")
+        for line in self.driver.story():
+            self.say("error", f"before the crash: {line}")
+        trace = "".join(traceback.format_exception(error)) if error is not None else ""
+        self.say("error", f"plugml itself failed: {context.get('message', '')}\n{trace}please report this with the lines above")
+        self.loop.stop()
+
+
+def has_spoken(directory: Path) -> bool:
+    """Has the program ever written a request line?"""
+    try:
+        with (directory / "cmd").open("rb") as file:
+            return file.read(1) not in (b"", b"\0")
+    except OSError:
+        return False
