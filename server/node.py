@@ -26,7 +26,6 @@ from .hosted import Hosted
 from .link import Identity, MasterLink
 from .memory import Array, Memory, never_lent
 
-
 _OF_MASTER = frozenset({m.MapTold, m.Registered, m.BeatAck, m.Done})
 
 

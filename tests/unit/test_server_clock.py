@@ -221,6 +221,19 @@ def test_leaving_twice_and_ticking_afterwards() -> None:
     assert tower.clock.digest() == before and not tower.clock.members.rows[1].here
 
 
+def test_a_standing_says_when_its_worker_takes_part_no_more() -> None:
+    tower = Tower(job(COUNT, workers=2))
+    assert tower.tick(0, 1)[-1][1].end == -1
+    assert tower.say(m.Leave, 0, "bye", worker=1)[-1][1].end == 1
+    assert tower.say(m.StandingAsk, worker=1)[-1][1].end == 1
+
+
+def test_anybody_may_ask_how_the_clock_stands() -> None:
+    tower = Tower(job(COUNT, workers=2))
+    found = tower.say(m.StandingAsk, worker=m.NOBODY, gen=0, agent="a7.1")
+    assert [(to, standing.worker, standing.waiting) for to, standing in found] == [("a7.1", m.NOBODY, (0, 1))]
+
+
 def test_all_leave_and_every_finished_clock_is_closed() -> None:
     tower = Tower(job(COUNT, workers=2))
     for clock in range(3):
