@@ -25,7 +25,7 @@ from .network import Network
 from .process import Process
 from .store import MemoryStore
 from .supervisor import Supervisor, Watched
-from .weather import GENS, Plan
+from .weather import GENS_WORN, Plan
 from .workload import Ledger
 from .world import Violation, World
 
@@ -175,11 +175,19 @@ class Cluster:
 
         self.world.after(self.world.draw(1, 2 * mean_us), now)
 
+    def _worn(self) -> bool:
+        """The counting table has no room for many more generations: the weather spares agents and programs."""
+        if self.ledger.newest_gen < GENS_WORN:
+            return False
+        for agent in self.agents:
+            agent.crash_rate = 0.0
+        return True
+
     def _one_of(self, items: list[Any]) -> Any:
         return items[self.world.draw(0, len(items) - 1)]
 
     def _crash(self, process: Process) -> None:
-        if process.alive:
+        if process.alive and not self._worn():
             self.world.fault("agent crash" if process in self.agents else "master crash", process.name)
             process.crash()
 
@@ -192,16 +200,14 @@ class Cluster:
 
     def _kill_program(self) -> None:
         alive = [program for launcher in self.launchers for program in launcher.programs.values()]
-        if alive:
+        if alive and not self._worn():
             program = self._one_of(alive)
-            if program.stream[1] < GENS:
-                self.world.fault("program kill", program.channel.name)
-                program.kill()
+            self.world.fault("program kill", program.channel.name)
+            program.kill()
 
     def _kill_launcher(self) -> None:
         launcher = self._one_of(self.launchers)
-        newest = max((program.stream[1] for program in launcher.programs.values()), default=0)
-        if not launcher.alive or launcher.done or newest >= GENS or launcher.starting:
+        if not launcher.alive or launcher.done or self._worn():
             return
         self.world.fault("launcher kill", launcher.host.name)
         launcher.kill()

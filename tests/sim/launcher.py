@@ -200,7 +200,7 @@ class Launcher:
             return
         if asked["op"] in ("exited", "opened"):
             return  # the channel is gone already
-        if asked["op"] == "export" and answer.get("code") == "STOP":
+        if answer.get("code") == "STOP" and asked["op"] in ("export", "register"):
             return  # the job has ended meanwhile
         if answer.get("code") == "AGAIN":
             self._pending[asked["id"]] = (asked, then)
@@ -217,6 +217,7 @@ class Launcher:
 
     def _attached(self, worker: int, answer: dict[str, Any]) -> None:
         gen, clock = int(answer["gen"]), int(answer["clock"])
+        self.ledger.newest_gen = max(self.ledger.newest_gen, gen)
         channel = self.host.make(str(answer["info"]), answer["sizes"])
         if (channel.worker, channel.gen) != (worker, gen) or channel.info.number != self.job_number:
             raise Violation(f"attach of worker {worker} gave {channel.info}")

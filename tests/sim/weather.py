@@ -15,7 +15,8 @@ from .checkers import SLOT
 from .network import Weather
 from .world import World
 
-GENS = 8  # generations of a worker that the counting table has room for
+GENS = 12  # generations of a worker that the counting table has room for
+GENS_WORN = 7  # from here on nobody is killed any more: each death may cost a generation
 JOB = "train"
 
 

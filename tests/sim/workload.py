@@ -70,6 +70,7 @@ class Ledger:
         self.equal: dict[int, tuple[Stream, bytes]] = {}
         self.expected: dict[str, list[Array]] = {}
         self.saying_bye: dict[int, None] = {}  # workers whose last clock is done: another generation has nothing to do
+        self.newest_gen = 0
         self.refusals = 0
 
     def registered(self, spec: JobSpec) -> None:
