@@ -1,0 +1,149 @@
+"""The golden files say in every language what `golden.json` says."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from plugml.client.client import Client
+from plugml.client.files import parse_reply as client_reply
+from plugml.core.errors import Code
+from plugml.core.table import DTYPES
+from plugml.shm_protocol import generate, numbers, page
+from plugml.shm_protocol.info import Info, InfoTable, parse_info
+from plugml.shm_protocol.request import Reply, Request, Section, format_reply, format_request, parse_reply, parse_request
+
+from . import golden
+
+GOLDEN = golden.DIRECTORY
+EXPECTED: dict[str, Any] = json.loads((GOLDEN / "golden.json").read_text())
+RECORDS = [(GOLDEN / "replies.bin").read_bytes()[at : at + 64] for at in range(0, (GOLDEN / "replies.bin").stat().st_size, 64)]
+LINES = (GOLDEN / "requests.txt").read_bytes().splitlines()
+
+
+@pytest.mark.parametrize("name", sorted(golden.files()))
+def test_this_version_writes_the_golden_bytes(name: str) -> None:
+    assert golden.files()[name] == (GOLDEN / name).read_bytes(), "the protocol has changed: see golden.py"
+
+
+def test_nothing_else_lies_there() -> None:
+    assert {path.name for path in GOLDEN.iterdir()} == set(golden.files())
+
+
+def test_the_page_reads_as_expected() -> None:
+    whole = (GOLDEN / "ctl.bin").read_bytes()
+    wanted = EXPECTED["ctl"]
+    constant = page.read_constant(whole)._asdict()
+    assert {**constant, "boot_id": constant["boot_id"].hex()} == wanted["constant"]
+    assert page.read_moving(whole)._asdict() == wanted["moving"]
+    assert page.read_result(whole, 41)._asdict() == wanted["result"]
+    assert page.read_counters(whole) == wanted["counters"]
+    assert [entry._asdict() for _at, entry in page.read_log(whole)] == wanted["log"]
+
+
+def test_info_reads_as_expected() -> None:
+    wanted = EXPECTED["info"]
+    tables = tuple(InfoTable(**{**table, "shape": tuple(table["shape"])}) for table in wanted["tables"])
+    assert parse_info((GOLDEN / "info.txt").read_text()) == Info(**{**wanted, "tables": tables})
+
+
+@pytest.mark.parametrize(("line", "wanted"), list(zip(LINES, EXPECTED["requests"])), ids=[line.decode() for line in LINES])
+def test_request_lines_read_and_write_as_expected(line: bytes, wanted: dict[str, Any]) -> None:
+    request = Request(**{**wanted, "sections": tuple(Section(*section) for section in wanted["sections"])})
+    assert parse_request(line) == request
+    assert format_request(request) == line + b"\n"
+
+
+@pytest.mark.parametrize(("record", "wanted"), list(zip(RECORDS, EXPECTED["replies"])), ids=[record.decode().strip() for record in RECORDS])
+def test_replies_read_and_write_as_expected(record: bytes, wanted: dict[str, Any]) -> None:
+    reply = Reply(**{**wanted, "code": Code[wanted["code"]]})
+    assert format_reply(reply) == record
+    dropped = {name: None for name in ("version", "n", "lag")} if reply.seq > 1 << 60 else {}
+    assert parse_reply(record) == reply._replace(**dropped)
+    read = client_reply(record)
+    assert read is not None
+    assert (read.ok, read.seq, read.clock, read.code.name, read.stop) == (reply.ok, reply.seq, reply.clock, wanted["code"], reply.stop)
+    if not dropped:
+        assert (read.version, read.lag, read.done) == (reply.version or 0, reply.lag or 0, reply.done or 0)
+
+
+def test_the_python_client_reads_info_as_expected() -> None:
+    client = Client("", {})
+    client._read_info((GOLDEN / "info.txt").read_text())
+    wanted = EXPECTED["info"]
+    assert (client.job, client.worker, client.workers) == (wanted["job"], wanted["worker"], wanted["workers"])
+    for table, told in zip(client.tables, wanted["tables"], strict=True):
+        assert (table.name, list(table.shape), table.order, table.offset, table.elements) == (
+            told["name"], told["shape"], told["order"], told["offset"], told["elements"],
+        )  # fmt: skip
+        assert table.dtype == DTYPES[told["dtype"]]
+
+
+@pytest.mark.parametrize("dtype", sorted(golden.ARRAYS))
+def test_arrays_have_the_expected_bits_raw_and_as_text(dtype: str) -> None:
+    cast = int if dtype == "i64" else float
+    values = np.array([cast(text) for text in EXPECTED["arrays"][dtype]], DTYPES[dtype])
+    assert (GOLDEN / f"{dtype}.bin").read_bytes() == values.tobytes()
+    table = InfoTable("w", "dense", dtype, "C", 0, len(values), (len(values),))
+    info = golden.INFO._replace(tables=(table,), elements=len(values), cap_grad=values.nbytes, cap_param=values.nbytes)
+    into = numbers.aligned(values.nbytes)
+    numbers.parse_text(info, (GOLDEN / f"{dtype}.txt").read_bytes(), into, f"{dtype}.txt")
+    assert into.tobytes() == values.tobytes()
+
+
+def test_a_c_program_reads_the_page_as_expected(tmp_path: Path, require: Callable[[str], None]) -> None:
+    require("gcc")
+    wanted = EXPECTED["ctl"]
+    names = list(wanted["moving"])
+    source = tmp_path / "reader.c"
+    source.write_text(
+        '#include "plugml_shm.h"\n#include <stdio.h>\n#include <string.h>\nint main(int argc, char **argv)\n{\n'
+        '    struct plugml_ctl page;\n    FILE *file = fopen(argv[1], "rb");\n'
+        "    if (argc < 2 || !file || fread(&page, sizeof page, 1, file) != 1 || memcmp(page.magic, PLUGML_MAGIC, 8)) return 1;\n"
+        + "".join(f'    printf("%lld\\n", (long long)page.{name});\n' for name in names)
+        + "".join(f'    printf("%lld\\n", (long long)page.{name});\n' for name in ("gen", "n", "cap_grad", "cap_param", "worker"))
+        + '    for (int i = 0; i < 13; i++) printf("%lld\\n", (long long)page.counters[i]);\n'
+        '    for (int i = 0; i < 8; i++) printf("%lld\\n", (long long)page.result_odd[i]);\n    return 0;\n}\n'
+    )
+    program = tmp_path / "reader"
+    subprocess.run(["gcc", "-std=c11", "-Wall", "-Werror", f"-I{generate.HEADER.parent}", str(source), "-o", str(program)], check=True)
+    printed = subprocess.run([program, GOLDEN / "ctl.bin"], check=True, capture_output=True, text=True).stdout.split()
+    constant, result = wanted["constant"], wanted["result"]
+    weight = struct.unpack("<q", struct.pack("<d", result["weight"]))[0]
+    low = result["status"] | result["flags"] << 32
+    assert [int(word) for word in printed] == [
+        *(wanted["moving"][name] for name in names),
+        *(constant[name] for name in ("gen", "n", "cap_grad", "cap_param", "worker")),
+        *wanted["counters"].values(),
+        *(result["seq"], result["clock"], result["version"], low, weight, result["pushes"], 0, 0),
+    ]
+
+
+def test_a_shell_reads_replies_line_by_line(require: Callable[[str], None]) -> None:
+    require("dash")
+    script = 'while read -r st s c rest; do echo "$st|$s|$c|$rest"; done'
+    with open(GOLDEN / "replies.bin", "rb") as replies:
+        printed = subprocess.run(["dash", "-c", script], stdin=replies, check=True, capture_output=True, text=True).stdout.splitlines()
+    for text, wanted in zip(printed, EXPECTED["replies"], strict=True):
+        state, seq, clock, rest = text.split("|")
+        assert (state == "ok", int(seq), int(clock)) == (wanted["ok"], wanted["seq"], wanted["clock"])
+        assert ("stop=1" in rest.split()) == wanted["stop"]
+
+
+def test_r_reads_arrays_as_expected(require: Callable[[str], None]) -> None:
+    require("Rscript")
+    script = (
+        'a <- commandArgs(TRUE); x <- readBin(a[1], "double", 100, size = 8, endian = "little");'
+        'y <- readBin(a[2], "double", 100, size = 4, endian = "little"); z <- scan(a[3], quiet = TRUE);'
+        'cat(sprintf("%.17g", c(x, y, z)), sep = "\\n")'
+    )
+    arguments = [str(GOLDEN / name) for name in ("f64.bin", "f32.bin", "f64.txt")]
+    printed = subprocess.run(["Rscript", "-e", script, *arguments], check=True, capture_output=True, text=True).stdout.split()
+    wanted = [float(text) for name in ("f64", "f32", "f64") for text in EXPECTED["arrays"][name]]
+    assert [float(word) for word in printed] == [float(np.float32(value)) if 8 <= at < 16 else value for at, value in enumerate(wanted)]
