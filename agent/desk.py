@@ -18,11 +18,13 @@ from ..core.jobmap import FAILED, FINISHED, STOPPED
 from ..shm_protocol.info import Info
 from ..wire import messages as m
 from . import effects as e
+from .asked import TEXT_MAX, checked
 from .export import Export
+from .house import House
+from .router import Job
 
 if TYPE_CHECKING:
-    from .machine import AgentMachine
-    from .router import Job
+    from .servers import Servers
 
 K = TypeVar("K")
 
@@ -31,21 +33,6 @@ HOWS = ("finished", "restarting", "lost")
 ENDS = (FINISHED, FAILED, STOPPED)
 TICKETS_MAX = 4096  # unanswered requests over all connections
 ENDED_MAX = 4096  # channels whose last words are remembered
-TEXT_MAX = 4096
-
-_NUMBER_MAX = (1 << 32) - 1
-#: op -> its fields, each with its kind; a "?" in front: may be left out.
-FIELDS: dict[str, dict[str, str]] = {
-    "hello": {"version": "number"},
-    "register": {"spec": "document", "job": "?number"},
-    "attach": {"job": "text", "worker": "number"},
-    "opened": {"job": "text", "worker": "number", "gen": "number", "dir": "text"},
-    "exited": {"job": "text", "worker": "number", "gen": "number", "how": "text", "clock": "?number"},
-    "standing": {"job": "text"},
-    "export": {"job": "text", "dir": "text"},
-    "end": {"job": "text", "state": "text", "reason": "text"},
-    "stat": {},
-}
 
 
 class Ended(NamedTuple):
@@ -76,10 +63,10 @@ class Ticket:
 
 
 class Desk:
-    """Part of `AgentMachine`: what it asks of the cluster goes through the machine."""
+    servers: Servers  # who speaks to the clocks for us
 
-    def __init__(self, agent: AgentMachine) -> None:
-        self.agent = agent
+    def __init__(self, house: House) -> None:
+        self.house = house
         self.by_question: dict[int, Ticket] = {}  # number of a question to the master
         self.for_map: list[Ticket] = []  # register and attach: the job's map is on its way
         self.for_join: dict[tuple[int, int], list[Ticket]] = {}  # attach: (job, worker)
@@ -97,7 +84,7 @@ class Desk:
     def on_asked(self, asked: e.Asked, now_us: int) -> list[Any]:
         document = asked.document
         ticket = Ticket(asked.connection, document.get("id"), str(document.get("op"))[:40])
-        self.agent.counts["asked"] += 1
+        self.house.counts["asked"] += 1
         try:
             fields = checked(document)
             if self._count() >= TICKETS_MAX:
@@ -109,7 +96,9 @@ class Desk:
     def on_hung(self, hung: e.Hung, now_us: int) -> list[Any]:
         """Nobody waits at that connection any more; what was begun goes on, and may be asked for again."""
         gone = hung.connection
-        self.by_question = {number: ticket for number, ticket in self.by_question.items() if ticket.connection != gone}
+        for number in [number for number, ticket in self.by_question.items() if ticket.connection == gone]:
+            del self.by_question[number]
+            self.house.link.forget(number)
         self.for_map = [ticket for ticket in self.for_map if ticket.connection != gone]
         self.for_join = _without(self.for_join, gone)
         self.for_leave = _without(self.for_leave, gone)
@@ -124,18 +113,18 @@ class Desk:
     def _hello(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
         if fields["version"] != SOCKET_VERSION:
             return self._no(ticket, Code.VERSION, f"this agent speaks version {SOCKET_VERSION} of agent.sock, not {fields['version']}")
-        identity = self.agent.identity
+        identity = self.house.identity
         return self._yes(ticket, {"cluster": identity.cluster, "node": identity.node, "boot_id": identity.boot_id})
 
     def _stat(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
-        return self._yes(ticket, {"counters": self.agent.counters(), "registered": self.agent.link.registered})
+        return self._yes(ticket, {"counters": self.house.counters(), "registered": self.house.link.registered})
 
     # -- jobs
 
     def _register(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
         ticket.spec = JobSpec.from_document(fields["spec"])
         if "job" in fields:  # told to a restarted agent: this run exists already, and must not begin anew if it has ended
-            ticket.job = self.agent.job(fields["job"], ticket.spec.name)
+            ticket.job = self.house.job(fields["job"], ticket.spec.name)
             return self._with_map(ticket, now_us)
         document = ticket.spec.to_document()
         return self._ask_master(ticket, lambda number: m.JobAsk(number, document), now_us)
@@ -144,7 +133,7 @@ class Desk:
         if told.code:
             return self._no(ticket, told.code, told.text)
         assert ticket.spec is not None
-        ticket.job = self.agent.job(told.job, ticket.spec.name)
+        ticket.job = self.house.job(told.job, ticket.spec.name)
         return self._with_map(ticket, now_us)
 
     def _end(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
@@ -159,12 +148,12 @@ class Desk:
         job = self._known(fields)
         document = job.known_document()
         clocks = document["clocks"]
-        for channel in self.agent.channels.values():
+        for channel in self.house.channels.values():
             if channel.number == job.number:
                 clocks[str(channel.worker)] = max(channel.clock, clocks.get(str(channel.worker), 0))
         document["waiting_s"] = [max(0, now_us - job.waiting_since_us.get(worker, now_us)) // 1_000_000 for worker in job.waiting]
         document["state"] = job.map.state if job.map is not None else "unknown"
-        return [*self._yes(ticket, document), *self.agent.ask_standing(job)]
+        return [*self._yes(ticket, document), *self.servers.ask_standing(job)]
 
     # -- workers
 
@@ -179,7 +168,7 @@ class Desk:
         assert job is not None
         if job.map is None:
             self.for_map.append(ticket)
-            return self.agent.want_map(job, now_us)
+            return self.house.want_map(job, now_us)
         ended = job.ended()
         if ended is not None:
             return self._no(ticket, *ended)
@@ -198,7 +187,7 @@ class Desk:
         for export, _ticket in list(self.running.values()):
             if export.job is job:
                 effects += export.fail(*ended) if ended is not None else export.on_map(moved)
-                effects += self._conclude(export)
+                effects += self.conclude(export)
         if ended is not None:
             effects += self._refuse_waiting(job, *ended)
         return effects
@@ -220,7 +209,7 @@ class Desk:
         assert job is not None
         ticket.gen = told.gen
         self.for_join.setdefault((job.number, ticket.worker), []).append(ticket)
-        return self.agent.join(job, ticket.worker, ticket.gen, now_us)
+        return self.servers.join(job, ticket.worker, ticket.gen, now_us)
 
     def on_standing(self, job: Job, standing: m.Standing, now_us: int) -> list[Any]:
         """A clock speaks to one of our workers, or to all."""
@@ -251,7 +240,7 @@ class Desk:
     def _attached(self, ticket: Ticket, clock: int) -> list[Any]:
         job = ticket.job
         assert job is not None
-        info = Info.of(job.spec, ticket.worker, ticket.gen, self.agent.identity.boot_id, clock, job.number)
+        info = Info.of(job.spec, ticket.worker, ticket.gen, self.house.identity.boot_id, clock, job.number)
         sizes = {"grad": info.cap_grad, "idx": info.cap_idx, "param": info.cap_param}
         return self._yes(ticket, {"gen": ticket.gen, "clock": clock, "info": info.format(), "sizes": sizes})
 
@@ -259,7 +248,7 @@ class Desk:
         name = f"{fields['job']}.{fields['worker']}.{fields['gen']}"
         if fields["dir"].rstrip("/").rpartition("/")[2] != name:
             raise UsageError(f"opened: dir {shown(fields['dir'])} is not the channel {name}")
-        if name in self.agent.channels:
+        if name in self.house.channels:
             return self._yes(ticket, {})
         self.for_channel.setdefault(name, []).append(ticket)
         return [e.OpenChannel(name)]
@@ -284,16 +273,16 @@ class Desk:
         worker, gen = fields["worker"], fields["gen"]
         key = (job.number, worker)
         effects: list[Any] = []
-        channel = self.agent.by_stream.get((job.number, worker, gen))
+        channel = self.house.by_stream.get((job.number, worker, gen))
         if channel is not None:
-            effects += self.agent.close_channel(channel)
+            effects += self.house.close_channel(channel)
             self._remember(key, Ended(gen, channel.clock, channel.pushes, channel.last_error))
         if fields["how"] == "restarting" or job.ended() is not None:
             return effects + self._yes(ticket, self._last_words(key, gen))
         ticket.job, ticket.worker, ticket.gen = job, worker, gen
         self.for_leave.setdefault(key, []).append(ticket)
         clock = fields.get("clock", self._last_words(key, gen)["clocks"])
-        return effects + self.agent.leave(job, worker, gen, clock, fields["how"], now_us)
+        return effects + self.servers.leave(job, worker, gen, clock, fields["how"], now_us)
 
     def _left(self, key: tuple[int, int]) -> list[Any]:
         effects: list[Any] = []
@@ -304,7 +293,7 @@ class Desk:
     def _last_words(self, key: tuple[int, int], gen: int) -> dict[str, Any]:
         ended = self.ended.get(key)
         if ended is None or ended.gen != gen:
-            ended = Ended(gen, self.agent.jobs[key[0]].finished.get(key[1], 0), 0, "")
+            ended = Ended(gen, self.house.jobs[key[0]].finished.get(key[1], 0), 0, "")
         return ended.to_document()
 
     def _remember(self, key: tuple[int, int], ended: Ended) -> None:
@@ -324,25 +313,25 @@ class Desk:
             return self._no(ticket, *ended)
         if job.map is None:
             return self._no(ticket, Code.AGAIN, f"the map of job {job.name!r} has not come yet: ask again in a moment")
-        export = Export(job, self.agent.new_request(), fields["dir"], self.agent.limits, now_us)
+        export = Export(job, self.house.new_request(), fields["dir"], self.house.limits, now_us)
         self.running[export.number] = (export, ticket)
-        self.agent.by_request[export.number] = export
-        self.agent.wake(export.due_us)
+        self.house.by_request[export.number] = export
+        self.house.wake(export.due_us)
         return []
 
     def exports(self) -> list[Export]:
         return [export for export, _ticket in self.running.values()]
 
-    def on_export(self, event: e.ExportFailed | e.ExportEnded) -> list[Any]:
+    def on_export(self, event: e.ExportFailed | e.ExportEnded, now_us: int) -> list[Any]:
         export, ticket = self.running.get(event.export, (None, None))
         if export is None or ticket is None:
             return []
         if isinstance(event, e.ExportEnded):
             self._forget_export(export)
             return self._yes(ticket, {"files": export.files, "bytes": event.nbytes, "clock": export.high})
-        return export.fail(event.code, event.text) + self._conclude(export)
+        return export.fail(event.code, event.text) + self.conclude(export)
 
-    def _conclude(self, export: Export) -> list[Any]:
+    def conclude(self, export: Export) -> list[Any]:
         """Answer an export that has failed."""
         if export.failure is None or export.number not in self.running:
             return []
@@ -350,19 +339,16 @@ class Desk:
         self._forget_export(export)
         return self._no(ticket, *export.failure)
 
-    def conclude_failed(self, export: Export) -> list[Any]:
-        return self._conclude(export)
-
     def _forget_export(self, export: Export) -> None:
         del self.running[export.number]
-        del self.agent.by_request[export.number]
+        del self.house.by_request[export.number]
 
     # -- the master's answers
 
     def _ask_master(self, ticket: Ticket, build: Callable[[int], Any], now_us: int) -> list[Any]:
-        number, effects = self.agent.link.ask(build, now_us)
+        number, effects = self.house.link.ask(build, now_us)
         self.by_question[number] = ticket
-        self.agent.wake(now_us + self.agent.limits.resend_us)
+        self.house.wake(now_us + self.house.limits.resend_us)
         return effects
 
     def on_answer(self, told: Any, now_us: int) -> list[Any]:
@@ -378,10 +364,10 @@ class Desk:
     # -- answers
 
     def _known(self, fields: dict[str, Any]) -> Job:
-        number = self.agent.names.get(fields["job"])
+        number = self.house.names.get(fields["job"])
         if number is None:
             raise UsageError(f"job {shown(fields['job'])} is not known to this agent: register it first")
-        return self.agent.jobs[number]
+        return self.house.jobs[number]
 
     def _count(self) -> int:
         waiting = sum(len(tickets) for table in (self.for_join, self.for_leave, self.for_channel) for tickets in table.values())
@@ -399,44 +385,3 @@ def _without(table: dict[K, list[Ticket]], connection: int) -> dict[K, list[Tick
     """The tickets of all other connections."""
     kept = {key: [ticket for ticket in tickets if ticket.connection != connection] for key, tickets in table.items()}
     return {key: tickets for key, tickets in kept.items() if tickets}
-
-
-def checked(document: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a request, each of its kind.  Raises `UsageError`.
-
-    >>> checked({"op": "attach", "id": 1, "job": "digits", "worker": 0})
-    {'job': 'digits', 'worker': 0}
-    """
-    op = document.get("op")
-    if not isinstance(op, str) or op not in FIELDS:
-        raise UsageError(f"unknown op {shown(op)}; known are {', '.join(FIELDS)}")
-    if not isinstance(document.get("id"), (int, str)):
-        raise UsageError(f"{op}: id {shown(document.get('id'))} is neither a number nor a text")
-    known = FIELDS[op]
-    for key in document:
-        if key not in known and key not in ("op", "id"):
-            raise UsageError(f"{op}: unknown field {shown(key)}; known are {', '.join(known) or 'none'}")
-    fields = {}
-    for key, kind in known.items():
-        if key not in document:
-            if kind.startswith("?"):
-                continue
-            raise UsageError(f"{op}: the field {key} is missing")
-        value = document[key]
-        if not _is_kind(value, kind.lstrip("?")):
-            raise UsageError(f"{op}: {key} {shown(value)} is no {kind.lstrip('?')}")
-        fields[key] = value
-    return fields
-
-
-def _is_unicode(text: str) -> bool:
-    """JSON may hold halves of a surrogate pair, which no message can."""
-    return not any("\ud800" <= char <= "\udfff" for char in text)
-
-
-def _is_kind(value: object, kind: str) -> bool:
-    if kind == "number":
-        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _NUMBER_MAX
-    if kind == "text":
-        return isinstance(value, str) and len(value) <= TEXT_MAX and "\0" not in value and _is_unicode(value)
-    return isinstance(value, dict)

@@ -45,7 +45,7 @@ class Disk:
 
     def performers(self) -> dict[type[Any], Callable[[Any], object]]:
         return {
-            e.OpenChannel: self._open, e.ReadCmd: self._read_cmd, e.ReadPush: self._read_push, e.SetCurrent: self._set_current,
+            e.OpenChannel: self._open, e.ReadCmd: self._read_cmd, e.ReadPush: self._read_push, e.ReadFiles: self._read_files, e.SetCurrent: self._set_current,
             e.WriteParam: self._write_param, e.WriteText: self._write_text, e.WriteResult: self._write_result,
             e.WriteError: self._write_error, e.SetDone: self._set_done, e.Reply: self._reply, e.SetState: self._set_state,
             e.CloseChannel: self._close, e.MakeExport: self._make_export, e.WriteExport: self._write_export,
@@ -131,6 +131,18 @@ class Disk:
             self._feed(e.PushRead(effect.channel, None, error.code, error.text))
             return
         self._feed(e.PushRead(effect.channel, buffer))
+
+    def _read_files(self, effect: e.ReadFiles) -> None:
+        """First values from files that the user named: read once, at the job's start."""
+        buffer = aligned(effect.nbytes)
+        for path, offset, nbytes in effect.files:
+            try:
+                _read_whole(path, buffer[offset : offset + nbytes])
+            except OSError as error:
+                text = f"init file {path}: {error.strerror or error}"
+                self._feed(e.FilesRead(effect.channel, None, Code.PERM if error.errno == errno.EACCES else Code.SIZE, text))
+                return
+        self._feed(e.FilesRead(effect.channel, buffer))
 
     def _free_buffer(self, name: str, channel: AgentChannel) -> NDArray[uint8]:
         """A buffer that no message under way still reads.
@@ -309,6 +321,23 @@ class ExportFiles:
             os.close(fd)
             (self.place / temporary).unlink(missing_ok=True)
         self._open.clear()
+
+
+def _read_whole(path: str, into: NDArray[uint8]) -> None:
+    """Fill the array from a file of exactly its size.  Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        size = os.fstat(fd).st_size
+        if size != into.nbytes:
+            raise OSError(0, f"it has {size} bytes, its table {into.nbytes}")
+        done = 0
+        while done < into.nbytes:
+            part = os.preadv(fd, [into.data[done:]], done)
+            if part == 0:
+                raise OSError(0, "it shrank while it was read")
+            done += part
+    finally:
+        os.close(fd)
 
 
 def _explained(place: Path, error: OSError) -> tuple[Code, str]:

@@ -43,6 +43,17 @@ class ReadPush(NamedTuple):
     exact: bool
 
 
+class ReadFiles(NamedTuple):
+    """Read first values of tables with init=file: (path, offset, bytes) each.  Answered by FilesRead.
+
+    They go into a buffer of `nbytes` that is laid out like `grad`.
+    """
+
+    channel: str
+    nbytes: int
+    files: tuple[tuple[str, int, int], ...]
+
+
 class SetCurrent(NamedTuple):
     """`cur_seq`: the request has been read and is being worked on."""
 
@@ -211,6 +222,15 @@ class CmdRead(NamedTuple):
 
 class PushRead(NamedTuple):
     """The numbers, or why they cannot be read.  The buffer stays as it is until the next ReadPush of the channel."""
+
+    channel: str
+    buffer: Buffer | None
+    code: Code = Code.OK
+    text: str = ""
+
+
+class FilesRead(NamedTuple):
+    """The files' values, or why they cannot be had."""
 
     channel: str
     buffer: Buffer | None

@@ -51,7 +51,9 @@ class Plan(NamedTuple):
     nbytes: int
     elements: int  # of all dense tables
     tables: tuple[int, ...]  # numbers of the dense tables
-    program_tables: frozenset[int]  # those whose first value a program gives
+    program_tables: frozenset[int]  # those whose first values a program gives
+    first_tables: frozenset[int]  # the same, and those whose first values lie in files
+    files: tuple[tuple[str, int, int], ...]  # path, offset, bytes of first values in files
     models: tuple[Consistency, ...]  # the different models among the tables
 
     @classmethod
@@ -75,6 +77,12 @@ class Plan(NamedTuple):
             sum(spec.tables[number].count for number in dense),
             dense,
             frozenset(number for number in dense if spec.tables[number].init == "program"),
+            frozenset(number for number in dense if spec.tables[number].init in ("program", "file")),
+            tuple(
+                (str(table.init_settings["path"]), offset, table.nbytes)
+                for table, offset in spec.layout.places
+                if table.init == "file"
+            ),
             tuple(sorted({spec.consistency_of(spec.tables[number]) for number in dense}, key=str)),
         )
 
@@ -106,7 +114,7 @@ class Job:
     """One job as this agent sees it: map, plan, standing of its clock."""
 
     __slots__ = (
-        "number", "name", "map", "plan", "routes", "clock_route", "token", "token_wanted", "closed", "slowest", "members",
+        "number", "name", "map", "plan", "routes", "clock_route", "token", "token_wanted", "checked_token", "closed", "slowest", "members",
         "initialised", "stop_clock", "waiting", "waiting_since_us", "asked_us", "finished", "gens", "nacked",
     )  # fmt: skip
 
@@ -119,6 +127,7 @@ class Job:
         self.clock_route = NOWHERE
         self.token = 0  # version of the map that we act by
         self.token_wanted = 1  # a map of this version or later exists
+        self.checked_token = 0  # the cluster's token when we asked last whether it changed this map
         self.closed = 0
         self.slowest = 0
         self.members = 0
@@ -142,8 +151,8 @@ class Job:
 
     @property
     def ready(self) -> bool:
-        """Tables that a program gives its first values to have them."""
-        return self.plan is not None and (not self.plan.program_tables or self.initialised > 0)
+        """Tables that are given their first values have them."""
+        return self.plan is not None and (not self.plan.first_tables or self.initialised > 0)
 
     def newest_gen(self, worker: int) -> int:
         """Lower ones are fenced."""

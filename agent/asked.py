@@ -1,0 +1,63 @@
+"""What may be asked at agent.sock: each op's fields and their kinds, checked before anything is done."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core.errors import UsageError, shown
+
+TEXT_MAX = 4096
+_NUMBER_MAX = (1 << 32) - 1
+#: op -> its fields, each with its kind; a "?" in front: may be left out.
+FIELDS: dict[str, dict[str, str]] = {
+    "hello": {"version": "number"},
+    "register": {"spec": "document", "job": "?number"},
+    "attach": {"job": "text", "worker": "number"},
+    "opened": {"job": "text", "worker": "number", "gen": "number", "dir": "text"},
+    "exited": {"job": "text", "worker": "number", "gen": "number", "how": "text", "clock": "?number"},
+    "standing": {"job": "text"},
+    "export": {"job": "text", "dir": "text"},
+    "end": {"job": "text", "state": "text", "reason": "text"},
+    "stat": {},
+}
+
+
+def checked(document: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a request, each of its kind.  Raises `UsageError`.
+
+    >>> checked({"op": "attach", "id": 1, "job": "digits", "worker": 0})
+    {'job': 'digits', 'worker': 0}
+    """
+    op = document.get("op")
+    if not isinstance(op, str) or op not in FIELDS:
+        raise UsageError(f"unknown op {shown(op)}; known are {', '.join(FIELDS)}")
+    if not isinstance(document.get("id"), (int, str)):
+        raise UsageError(f"{op}: id {shown(document.get('id'))} is neither a number nor a text")
+    known = FIELDS[op]
+    for key in document:
+        if key not in known and key not in ("op", "id"):
+            raise UsageError(f"{op}: unknown field {shown(key)}; known are {', '.join(known) or 'none'}")
+    fields = {}
+    for key, kind in known.items():
+        if key not in document:
+            if kind.startswith("?"):
+                continue
+            raise UsageError(f"{op}: the field {key} is missing")
+        value = document[key]
+        if not _is_kind(value, kind.lstrip("?")):
+            raise UsageError(f"{op}: {key} {shown(value)} is no {kind.lstrip('?')}")
+        fields[key] = value
+    return fields
+
+
+def _is_unicode(text: str) -> bool:
+    """JSON may hold halves of a surrogate pair, which no message can."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def _is_kind(value: object, kind: str) -> bool:
+    if kind == "number":
+        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _NUMBER_MAX
+    if kind == "text":
+        return isinstance(value, str) and len(value) <= TEXT_MAX and "\0" not in value and _is_unicode(value)
+    return isinstance(value, dict)

@@ -1,0 +1,88 @@
+"""What the master says: registration, maps, answers to questions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core.effects import Connect, Disconnect, Log
+from ..core.errors import PeerError
+from ..core.jobmap import JobMap
+from ..wire import messages as m
+from . import effects as e
+from .desk import Desk
+from .house import House
+from .router import Job
+from .servers import Servers
+
+
+class Masters:
+    def __init__(self, house: House, servers: Servers, desk: Desk) -> None:
+        self.house = house
+        self.servers = servers
+        self.desk = desk
+        self.connected: dict[str, str] = {}  # server -> endpoint
+
+    def oldest_token(self) -> int:
+        """The oldest map that we act by, for beats: the master's answer tells when there is a newer one."""
+        return min((job.token for job in self.house.jobs.values() if job.running), default=self.house.link.token)
+
+    def on_registered(self, sender: str, told: m.Registered, now_us: int) -> list[Any]:
+        effects = self.house.link.on_registered(told, now_us)
+        self.house.wake(self.house.link.deadline_us())
+        return effects + self._newer_maps(now_us)
+
+    def on_beat_ack(self, sender: str, ack: m.BeatAck, now_us: int) -> list[Any]:
+        effects = self.house.link.on_beat_ack(ack, now_us)
+        self.house.wake(self.house.link.deadline_us())
+        return effects + self._newer_maps(now_us)
+
+    def _newer_maps(self, now_us: int) -> list[Any]:
+        """The master has changed some map since ours: perhaps one of those."""
+        effects: list[Any] = []
+        for job in self.house.jobs.values():
+            if job.running and self.house.link.token > job.checked_token:
+                job.checked_token = self.house.link.token
+                effects += self.house.link.ask_map(job.number, job.token, now_us)
+        return effects
+
+    def on_map(self, sender: str, told: m.MapTold, now_us: int) -> list[Any]:
+        job = self.house.jobs.get(told.job)
+        if job is None:
+            return []
+        new = JobMap.from_document(told.document)
+        if new.number != job.number or new.spec.name != job.name:
+            raise PeerError(f"map of job {new.number} {new.spec.name!r} in place of {job.number} {job.name!r}")
+        before = job.map
+        moved, clock_moved = job.on_map(new)
+        self.house.link.map_came(job.number, new.token)
+        effects = self._connect(new) if job.map is new else []
+        if job.map is new and not job.running and (before is None or before.state != new.state):
+            effects += self._ended(job, new)
+        if clock_moved:
+            effects += self.servers.join_again(job, now_us)
+        for operation in self.house.operations_of(job.number):
+            effects += operation.on_map(moved, clock_moved, now_us)
+            self.house.settle(operation, effects, now_us)
+        return effects + self.desk.on_map(job, moved, now_us)
+
+    def _ended(self, job: Job, new: JobMap) -> list[Any]:
+        fields = {"job": job.name, "state": new.state, "reason": new.reason}
+        return [Log("job", {**fields, "number": job.number}), e.Tell(e.ALL, {"event": "job", **fields})]
+
+    def _connect(self, new: JobMap) -> list[Any]:
+        """Reach every server of the map; let go of those that no map names any more."""
+        effects: list[Any] = []
+        for node, endpoint in new.endpoints.items():
+            if self.connected.get(node) != endpoint:
+                self.connected[node] = endpoint
+                effects.append(Connect(node, endpoint))
+        named = {node for job in self.house.jobs.values() if job.map is not None for node in job.map.endpoints}
+        for node in [node for node in self.connected if node not in named]:
+            del self.connected[node]
+            effects.append(Disconnect(node))
+        return effects
+
+    def on_answer(self, sender: str, told: Any, now_us: int) -> list[Any]:
+        if not self.house.link.answered(told.request):
+            return []
+        return self.desk.on_answer(told, now_us)

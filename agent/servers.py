@@ -1,0 +1,174 @@
+"""What ranges and clocks say: each answer is brought to the request that waits for it, or dropped.
+
+Also says Join and Leave of our streams until they are heard.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core.effects import Send
+from ..core.errors import Code
+from ..core.limits import Limits
+from ..wire import messages as m
+from .desk import Desk
+from .export import Export
+from .house import House
+from .operation import Operation
+from .router import Job
+
+
+class Notice:
+    """A word to a job's clock that is said until it is heard: Join or Leave of one stream."""
+
+    __slots__ = ("kind", "gen", "clock", "reason", "due_us", "backoff_us")
+
+    def __init__(self, kind: type[Any], gen: int, clock: int, reason: str, limits: Limits, now_us: int) -> None:
+        self.kind = kind
+        self.gen = gen
+        self.clock = clock
+        self.reason = reason
+        self.backoff_us = limits.resend_us
+        self.due_us = now_us + limits.resend_us
+
+
+class Servers:
+    def __init__(self, house: House, desk: Desk) -> None:
+        self.house = house
+        self.desk = desk
+        self.notices: dict[tuple[int, int], Notice] = {}  # by (job, worker)
+
+    # -- ranges
+
+    def on_push_ack(self, sender: str, ack: m.PushAck, now_us: int) -> list[Any]:
+        operation = self.house.operation_of(ack.job, ack.worker, ack.gen)
+        return [] if operation is None else self.house.settle(operation, operation.on_ack(ack, now_us), now_us)
+
+    def on_last(self, sender: str, told: m.LastTold, now_us: int) -> list[Any]:
+        operation = self.house.operation_of(told.job, told.worker, told.gen)
+        return [] if operation is None else self.house.settle(operation, operation.on_last(told, now_us), now_us)
+
+    def on_init_ack(self, sender: str, ack: m.InitAck, now_us: int) -> list[Any]:
+        effects: list[Any] = []
+        for operation in self.house.operations_of(ack.job):
+            effects += operation.on_ack(ack, now_us)
+            self.house.settle(operation, effects, now_us)
+        return effects
+
+    def on_values(self, sender: str, values: m.Values, now_us: int) -> list[Any]:
+        asker = self.house.by_request.get(values.request)
+        if asker is None or asker.job.number != values.job:
+            return []  # late or doubled: the request was answered, and what it may write was written
+        if isinstance(asker, Export):
+            return asker.on_values(values, now_us) + self.desk.conclude(asker)
+        return self.house.settle(asker, asker.on_values(values, now_us), now_us)
+
+    def on_nack(self, sender: str, nack: m.Nack, now_us: int) -> list[Any]:
+        job = self.house.jobs.get(nack.job)
+        if job is None:
+            return []
+        self.house.counts["nacks"] += 1
+        job.nacked.add(nack.range)
+        effects = self.house.newer_map(job, nack.token, now_us)
+        for operation in self.house.operations_of(nack.job):
+            effects += operation.on_nack(now_us)
+            self.house.wake(operation.due_us)
+        return effects
+
+    def on_refuse(self, sender: str, refuse: m.Refuse, now_us: int) -> list[Any]:
+        job = self.house.jobs.get(refuse.job)
+        if job is None:
+            return []
+        effects: list[Any] = []
+        notice = self.notices.get((refuse.job, refuse.worker))
+        if notice is not None and notice.gen == refuse.gen and refuse.code in (Code.FENCED, Code.RANGE):
+            del self.notices[refuse.job, refuse.worker]
+            effects += self.desk.on_refused_join(job, refuse.worker, refuse.code, refuse.text)
+        asker = self._refused(refuse)
+        if isinstance(asker, Export):
+            effects += asker.fail(refuse.code, refuse.text) + self.desk.conclude(asker)
+        elif asker is not None and asker.job is job:
+            effects += asker.on_refuse(refuse)
+            self.house.settle(asker, effects, now_us)
+        return effects
+
+    def _refused(self, refuse: m.Refuse) -> Operation | Export | None:
+        if refuse.request:
+            return self.house.by_request.get(refuse.request)
+        if refuse.worker == m.NOBODY:  # first values; seq is their claim
+            return next((other for other in self.house.operations_of(refuse.job) if other.offers(refuse.seq)), None)
+        operation = self.house.operation_of(refuse.job, refuse.worker, refuse.gen)
+        return None if operation is None or not operation.concerns(refuse) else operation
+
+    # -- the clock
+
+    def on_standing(self, sender: str, standing: m.Standing, now_us: int) -> list[Any]:
+        job = self.house.jobs.get(standing.job)
+        if job is None:
+            return []
+        effects = self.house.newer_map(job, standing.token, now_us)
+        job.on_standing(standing, now_us)
+        notice = self.notices.get((standing.job, standing.worker))
+        if notice is not None and standing.gen >= notice.gen and (notice.kind is m.Join or standing.end >= 0):
+            del self.notices[standing.job, standing.worker]
+        effects += self.desk.on_standing(job, standing, now_us)
+        for operation in self.house.operations_of(standing.job):
+            effects += operation.on_standing(standing, now_us)
+            self.house.settle(operation, effects, now_us)
+        return effects
+
+    def on_claim(self, sender: str, told: m.ClaimTold, now_us: int) -> list[Any]:
+        operation = self.house.operation_of(told.job, told.worker, told.gen)
+        return [] if operation is None else self.house.settle(operation, operation.on_claim(told, now_us), now_us)
+
+    def join(self, job: Job, worker: int, gen: int, now_us: int) -> list[Any]:
+        """Tell the clock that the stream exists and that its notices come here."""
+        return self._notify(job, worker, Notice(m.Join, gen, 0, "", self.house.limits, now_us))
+
+    def leave(self, job: Job, worker: int, gen: int, clock: int, reason: str, now_us: int) -> list[Any]:
+        """Tell the clock that nobody need wait for the worker any more."""
+        return self._notify(job, worker, Notice(m.Leave, gen, clock, reason, self.house.limits, now_us))
+
+    def join_again(self, job: Job, now_us: int) -> list[Any]:
+        """The clock has another keeper: what we were about to say goes there, and our streams make themselves known."""
+        effects: list[Any] = []
+        for (number, worker), notice in self.notices.items():
+            if number == job.number:
+                effects += self._say(job, worker, notice)
+        for channel in self.house.channels.values():
+            if channel.number == job.number and (job.number, channel.worker) not in self.notices:
+                effects += self.join(job, channel.worker, channel.gen, now_us)
+        return effects
+
+    def ask_standing(self, job: Job) -> list[Any]:
+        """How does the clock stand, asked for nobody in particular?"""
+        server, epoch = job.clock_route
+        return [Send(server, m.StandingAsk(job.number, epoch, job.token, m.NOBODY, 0))] if server else []
+
+    def _notify(self, job: Job, worker: int, notice: Notice) -> list[Any]:
+        self.notices[job.number, worker] = notice
+        self.house.wake(notice.due_us)
+        return self._say(job, worker, notice)
+
+    def _say(self, job: Job, worker: int, notice: Notice) -> list[Any]:
+        server, epoch = job.clock_route
+        if not server:
+            return []
+        if notice.kind is m.Join:
+            return [Send(server, m.Join(job.number, epoch, job.token, worker, notice.gen))]
+        return [Send(server, m.Leave(job.number, epoch, job.token, worker, notice.gen, notice.clock, notice.reason))]
+
+    def on_time(self, now_us: int) -> list[Any]:
+        effects: list[Any] = []
+        for key, notice in list(self.notices.items()):
+            job = self.house.jobs[key[0]]
+            if job.ended() is not None:
+                del self.notices[key]
+            elif now_us >= notice.due_us:
+                notice.backoff_us = min(2 * notice.backoff_us, self.house.limits.resend_us_max)
+                notice.due_us = now_us + notice.backoff_us
+                effects += self._say(job, key[1], notice)
+        return effects
+
+    def deadline_us(self, latest_us: int) -> int:
+        return min((notice.due_us for notice in self.notices.values()), default=latest_us)
