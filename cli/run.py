@@ -57,8 +57,8 @@ def run(file: str | None, quiet: bool, verbose: bool, as_json: bool, check: bool
     Without --cluster it starts a private cluster on this host and takes it down at the end.
     """
     from ..launch.main import Options
-    from ..launch.start import check_run, run_plan
     from ..launch.plan import make_plan
+    from ..launch.start import check_run, run_plan
 
     flags = {key: value for key, value in given.items() if value is not None and value != ()}
     if "ok_exit" in flags:

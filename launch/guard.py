@@ -15,6 +15,7 @@ import shutil
 import signal
 
 LINE = b"\n"
+REMOVE_TRIES, REMOVE_PAUSE_S = 100, 0.05
 END_LIMIT_S = 10.0  # for the processes of the launcher to be gone before their directory is removed
 
 
@@ -49,10 +50,6 @@ class Guard:
         """Remove the directory, whole, if we die."""
         self._say(b"dir " + os.fsencode(directory))
 
-    def keep(self, directory: str) -> None:
-        """We have removed it ourselves."""
-        self._say(b"keep " + os.fsencode(directory))
-
     def close(self) -> None:
         """The end of the run: what is still named is ended, and the guard ends."""
         if self._fd >= 0:
@@ -80,7 +77,7 @@ def _serve(read_fd: int) -> None:
     groups, directories = _listen(3)
     _end(groups)
     for directory in directories:
-        shutil.rmtree(directory, ignore_errors=True)
+        _remove(directory)
 
 
 def _listen(fd: int) -> tuple[dict[int, int], list[str]]:
@@ -100,8 +97,6 @@ def _listen(fd: int) -> tuple[dict[int, int], list[str]]:
                     os.close(pidfd)
             elif verb == b"dir":
                 directories.append(os.fsdecode(what))
-            elif verb == b"keep" and os.fsdecode(what) in directories:
-                directories.remove(os.fsdecode(what))
     return groups, directories
 
 
@@ -122,3 +117,12 @@ def _end(groups: dict[int, int]) -> None:
     for pidfd in groups.values():
         if pidfd >= 0:
             select.select([pidfd], [], [], END_LIMIT_S)
+
+
+def _remove(directory: str) -> None:
+    """Whoever still writes there is being killed at this moment, by its parent's death; so try until it is gone."""
+    for _ in range(REMOVE_TRIES):
+        shutil.rmtree(directory, ignore_errors=True)
+        if not os.path.lexists(directory):
+            return
+        select.select([], [], [], REMOVE_PAUSE_S)

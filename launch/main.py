@@ -93,10 +93,9 @@ class Run:
     def plan(self) -> RunPlan:
         return self.machine.plan
 
-    def go(self, notes: list[str]) -> int:
-        """The run from its first line to its exit code."""
+    def train(self) -> None:
+        """The run, until it is over and nothing of it is left running."""
         self.loop.set_exception_handler(self._crash)
-        self._opening(notes)
         for signum in SIGNALS:
             if signal.getsignal(signum) != signal.SIG_IGN:  # nohup, or a background job of a script
                 self.loop.add_signal_handler(signum, self._feed, e.Signalled(signum))
@@ -107,9 +106,9 @@ class Run:
             self.loop.run_forever()
         finally:
             self._tidy()
-        if self.finish is None:
-            return EXIT_CRASH
-        return self._closing(self.finish)
+
+    def on_cluster_news(self, text: str, fatal: bool) -> None:
+        self._feed(e.ClusterNews(text, fatal))
 
     # -- performing -----------------------------------------------------------------------------------------------------
 
@@ -263,7 +262,8 @@ class Run:
         if line:
             self.say("info", line)
 
-    def _opening(self, notes: list[str]) -> None:
+    def opening(self, notes: list[str]) -> None:
+        """The first lines."""
         plan = self.plan
         self.say("info", f"job {plan.spec.name}: {words.step_line(plan)}")
         thread_words = thread_note({**self.environ, **dict(plan.variables)}, self.cpus, plan.workers)
@@ -273,8 +273,12 @@ class Run:
         self.say("detail", words.reproducible_line(plan))
         self.say("detail", f"output is kept in {self.place.logs}")
 
-    def _closing(self, finish: e.Finish) -> int:
-        """The last lines, or the summary as JSON; the exit code."""
+    def closing(self) -> int:
+        """The last lines, and the summary as JSON if asked; the exit code."""
+        finish = self.finish
+        if finish is None:
+            self.screen.close(CLOSE_LIMIT_S)
+            return EXIT_CRASH
         summary, exit_code = finish.summary, finish.exit_code
         for line in words.closing_lines(summary):
             self.say("info", line)

@@ -7,6 +7,8 @@ Everything that can be refused is refused before the first process is started.
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import json
 import os
 import secrets
@@ -14,13 +16,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..runtime.descriptors import fill_standard
-from . import host, words
+from . import discovery, host, words
 from .check import Room, check_document, check_lines
+from .discovery import ClusterFile
 from .environment import thread_note
 from .guard import Guard
 from .main import Options, Run
 from .plan import RunPlan
-from .result import Place, claim
+from .result import claim
 
 
 def check_run(plan: RunPlan, options: Options, environ: Mapping[str, str]) -> int:
@@ -37,7 +40,7 @@ def look_around(plan: RunPlan, environ: Mapping[str, str]) -> Room:
     """Programs, files and space, as far as they can be known before the start.  Raises `PlugmlError`."""
     host.check_programs(plan, environ)
     host.check_init_files(plan)
-    room = host.room(plan, root_of(plan, environ))
+    room = host.room(plan, cluster_of(plan, environ)[0].root)
     host.check_space(room, plan)
     return room
 
@@ -45,18 +48,56 @@ def look_around(plan: RunPlan, environ: Mapping[str, str]) -> Room:
 def run_plan(plan: RunPlan, options: Options, environ: Mapping[str, str]) -> int:
     """Carry the plan out; gives the exit code.  Raises `PlugmlError` for what is refused before the start."""
     fill_standard()
-    note = "" if plan.stdin else host.stdin_note(0)
+    notes = ["" if plan.stdin else host.stdin_note(0)]
     look_around(plan, environ)
     host.raise_descriptor_limit(plan.workers)
     guard = Guard.start()
+    loop = asyncio.new_event_loop()
     try:
+        file, note = cluster_of(plan, environ)
         plan, place = claim(plan)
         try:
-            return _on_ground(_signed(plan), options, environ, place, guard, note)
+            run = Run(_signed(plan), options, environ, place, file.root, loop, guard)
+            return _on_ground(run, file, [*notes, note])
         finally:
             place.release()
     finally:
+        loop.close()
         guard.close()
+
+
+def cluster_of(plan: RunPlan, environ: Mapping[str, str]) -> tuple[ClusterFile, str]:
+    """The standing cluster that is joined, or the places of a private one, and what must be said of them."""
+    if plan.cluster:
+        return discovery.find(plan.cluster, environ), ""
+    name = discovery.new_name()
+    # PLUGML_ROOT is where channels may lie, not whose they are: two runs must not meet in it.
+    root = Path(environ["PLUGML_ROOT"]) / name if environ.get("PLUGML_ROOT") else None
+    return discovery.places(name, root, None, environ)
+
+
+def _on_ground(run: Run, file: ClusterFile, notes: list[str]) -> int:
+    """The run, on a cluster that stands or on one of its own."""
+    run.opening(notes)
+    if run.plan.cluster:
+        run.train()
+        return run.closing()
+    from .cluster import LocalCluster  # it brings sockets that a joined cluster does not need
+
+    for directory in (file.root, file.state):
+        run.guard.remove(str(directory))
+    say = functools.partial(run.say, "info")
+    cluster = LocalCluster(run.loop, file, run.environ, servers=run.plan.servers, private=True, verbose=run.options.verbose, say=say)
+    cluster.on_news = run.on_cluster_news
+    cluster.start()
+    waiting = run.loop.create_task(cluster.wait_ready())
+    try:
+        run.train()
+    finally:
+        waiting.cancel()
+        run.loop.run_until_complete(asyncio.gather(waiting, return_exceptions=True))
+        run.loop.run_until_complete(cluster.stop())
+    return run.closing()
 
 
 def _signed(plan: RunPlan) -> RunPlan:
@@ -68,8 +109,3 @@ def _signed(plan: RunPlan) -> RunPlan:
 
 def _threads(plan: RunPlan, environ: Mapping[str, str]) -> str:
     return thread_note({**environ, **dict(plan.variables)}, host.allowed_cpus(), plan.workers)
-
-
-def root_of(plan: RunPlan, environ: Mapping[str, str]) -> Path:
-    """Where the channels will lie."""
-    return Path("/dev/shm")

@@ -323,8 +323,6 @@ child = subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; wait"], process_grou
 grandchild = int(child.stdout.readline())
 guard.watch(child.pid)
 guard.remove(sys.argv[1])
-guard.remove(sys.argv[2])
-guard.keep(sys.argv[2])
 print(child.pid, grandchild, flush=True)
 time.sleep(600)
 """
