@@ -81,12 +81,18 @@ def command(daemon: Daemon, file: ClusterFile, log: Path, servers: int, allow_di
 
 
 def environment(environ: Mapping[str, str], notify: Path) -> dict[str, str]:
+    """What a daemon sees: the user's variables without those that would make it a worker, and the supervisor's address."""
     result = {key: value for key, value in environ.items() if not key.startswith("PLUGML_") or key in OURS}
     result["NOTIFY_SOCKET"] = str(notify)
     # Daemons compute in threads of their own; a pool of BLAS threads in each would only be memory.
     for key in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         result[key] = "1"
+    return {**result, **python_path(environ)}
+
+
+def python_path(environ: Mapping[str, str]) -> dict[str, str]:
+    """PYTHONPATH by which a child finds this very package, where it is not installed."""
     home = str(Path(__file__).absolute().parents[2])  # not resolved: a checkout links its folders into the package
-    if home not in (*site.getsitepackages(), site.getusersitepackages()):
-        result["PYTHONPATH"] = os.pathsep.join(word for word in (home, environ.get("PYTHONPATH", "")) if word)
-    return result
+    if home in (*site.getsitepackages(), site.getusersitepackages()):
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(word for word in (home, environ.get("PYTHONPATH", "")) if word)}

@@ -33,13 +33,15 @@ FILE_BYTES_MAX = 64 << 10
 
 
 class ClusterFile(NamedTuple):
-    """What `cluster.json` says.  `pid` is that of the process that keeps the cluster (0: not started)."""
+    """What `cluster.json` says.  `pid` is that of the process that keeps the cluster (0: not started), `keeper` what it
+    is: up, run, or a master started by hand."""
 
     name: str
     root: Path
     state: Path
     masters: dict[str, str]
     pid: int
+    keeper: str = "up"
 
     @property
     def logs(self) -> Path:
@@ -52,7 +54,7 @@ class ClusterFile(NamedTuple):
     def to_text(self) -> str:
         document = {
             "version": VERSION, "name": self.name, "root": str(self.root), "masters": self.masters,
-            "state": str(self.state), "pid": self.pid,
+            "state": str(self.state), "pid": self.pid, "keeper": self.keeper,
         }  # fmt: skip
         return json.dumps(document, indent=1) + "\n"
 
@@ -63,7 +65,8 @@ class ClusterFile(NamedTuple):
             if found["version"] != VERSION:
                 raise UsageError(f"{where} is of version {found['version']}, this plugml reads {VERSION}")
             masters = {str(id_): str(endpoint) for id_, endpoint in found["masters"].items()}
-            return cls(str(found["name"]), Path(found["root"]), Path(found["state"]), masters, int(found["pid"]))
+            root, state = Path(found["root"]), Path(found["state"])
+            return cls(str(found["name"]), root, state, masters, int(found["pid"]), str(found.get("keeper", "up")))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UsageError(f"{where} is no cluster.json: {error!r}") from error
 
@@ -100,9 +103,7 @@ def state_home(environ: Mapping[str, str]) -> tuple[Path, str]:
     return local, f"{usual} lies on {kind}, where databases break: the cluster's state goes to {local}"
 
 
-def places(
-    name: str, root: Path | None, state: Path | None, environ: Mapping[str, str]
-) -> tuple[ClusterFile, str]:
+def places(name: str, root: Path | None, state: Path | None, environ: Mapping[str, str]) -> tuple[ClusterFile, str]:
     """Where the cluster `name` has its root and state by the rules, and a sentence to be said aloud ("" mostly)."""
     check_cluster_name(name)
     note = ""

@@ -1,0 +1,122 @@
+"""`plugml status` and `plugml jobs`: what the master knows, as tables or JSON."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import ago, cluster_option, columns, json_option, print_json, size
+
+if TYPE_CHECKING:
+    from ..launch.discovery import ClusterFile
+    from .ask import Asker
+
+EVERY_S = 1.0
+
+
+@click.command(epilog="""\b
+Examples:
+  plugml status
+  plugml status -w               again every second, until Ctrl-C
+  plugml status digits           one job to the last range
+  plugml status --json | jq '.nodes[] | select(.state != "alive")'
+""")
+@click.argument("job", default="")
+@cluster_option
+@click.option("-w", "--watch", is_flag=True, help="Show it again every second.")
+@json_option
+def status(job: str, cluster: str, watch: bool, as_json: bool) -> None:
+    """Who is alive, which jobs there are, where their tables lie and why; with JOB, one job to the last range."""
+    _show("job" if job else "status", {"job": job} if job else {}, cluster, watch, as_json)
+
+
+@click.command(epilog="\b\nExamples:\n  plugml jobs\n  plugml jobs --json")
+@cluster_option
+@click.option("-w", "--watch", is_flag=True, help="Show it again every second.")
+@json_option
+def jobs(cluster: str, watch: bool, as_json: bool) -> None:
+    """List the jobs of a cluster, also those that have ended."""
+    _show("jobs", {}, cluster, watch, as_json)
+
+
+def _show(verb: str, arguments: dict[str, Any], cluster: str, watch: bool, as_json: bool) -> None:
+    from ..launch import discovery
+    from .ask import Asker
+
+    file = discovery.find(cluster, os.environ)
+    with Asker(file) as asker:
+        if not watch:
+            _print(asker, verb, arguments, file, as_json)
+            return
+        clear = "\x1b[H\x1b[2J" if sys.stdout.isatty() and not as_json else ""
+        while True:
+            sys.stdout.write(clear)
+            _print(asker, verb, arguments, file, as_json)
+            sys.stdout.flush()
+            time.sleep(EVERY_S)
+
+
+def _print(asker: Asker, verb: str, arguments: dict[str, Any], file: ClusterFile, as_json: bool) -> None:
+    document = asker.ask_all(verb, **arguments)
+    if as_json:
+        if verb == "status":
+            document |= {"root": str(file.root), "state": str(file.state), "keeper": file.keeper, "pid": file.pid}
+        print_json(document)
+    elif verb == "status":
+        click.echo(status_text(document, file))
+    elif verb == "jobs":
+        click.echo(jobs_text(document))
+    else:
+        click.echo(job_text(document))
+
+
+def status_text(document: dict[str, Any], file: ClusterFile) -> str:
+    """The whole picture for people."""
+    lines = [
+        f"cluster {document['cluster']}  master {document['master']} up {ago(document['up_us'])}  "
+        f"map version {document['token']}  store {document['store']}",
+        f"root {file.root}  state {file.state}",
+        "",
+    ]
+    rows = [("NODE", "ROLE", "STATE", "HOST", "PID", "SEEN", "WHY")]
+    for node in document.get("nodes", ()):
+        seen = f"{ago(node['age_us'])} ago"
+        rows.append((node["node"], node["role"], node["state"], node["host"], str(node["pid"]), seen, node["why"]))
+    lines.append(columns(rows) if len(rows) > 1 else "no server and no agent is registered")
+    lines += ["", jobs_text(document)]
+    return "\n".join(lines)
+
+
+def jobs_text(document: dict[str, Any]) -> str:
+    found = document.get("jobs", ())
+    if not found:
+        return "no jobs"
+    rows = [("JOB", "STATE", "WORKERS", "MODEL", "SIZE", "RANGES", "SERVERS", "REASON")]
+    for job in found:
+        workers = f"{job['attached']}/{job['workers']}"
+        model = f"{job['consistency']} {job['combine']}"
+        where = str(len(job["servers"]))
+        rows.append((job["name"], job["state"], workers, model, size(job["bytes"]), str(job["ranges"]), where, job["reason"]))
+    lines = [columns(rows)]
+    for job in found:
+        if job["state"] == "running":
+            lines += [f"  {job['name']}: {line}" for line in job["placement"]]
+    return "\n".join(lines)
+
+
+def job_text(document: dict[str, Any]) -> str:
+    """One job, its tables, its workers and every range of it."""
+    lines = [jobs_text({"jobs": [document["job"]]}), ""]
+    rows = [("RANGE", "EPOCH", "REPLICAS", "SIZE", "WHY")]
+    for row in document.get("ranges", ()):
+        replicas = ", ".join(row["replicas"]) or "none: every copy is lost"
+        rows.append((str(row["range"]), str(row["epoch"]), replicas, size(row["bytes"]), row["why"]))
+    lines.append(columns(rows))
+    workers = document.get("workers", ())
+    if workers:
+        lines += ["", columns([("WORKER", "GEN", "AGENT"), *((str(w["worker"]), str(w["gen"]), w["agent"]) for w in workers)])]
+    return "\n".join(lines)

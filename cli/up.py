@@ -1,0 +1,223 @@
+"""`plugml up` and `plugml down`: a standing cluster on this host."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import json_option
+
+if TYPE_CHECKING:
+    from ..launch.discovery import ClusterFile
+
+DOWN_S_MAX = 60.0  # the keeper kills what does not end within its own grace; then something is very wrong
+WAIT_SAID_S = 10.0
+
+
+@click.command(epilog="""\b
+Examples:
+  plugml up                      in the foreground; Ctrl-C takes it down
+  plugml up -d --servers 4       in the background, once it is ready
+  plugml up -d --name lab && plugml run --cluster lab -n 4 -- ./trainer
+""")
+@click.option("-d", "--detach", is_flag=True, help="Return when it is ready; it runs on in the background.")
+@click.option("--name", default="", metavar="NAME", help="The cluster's name (default user-host-6hex).")
+@click.option("--servers", default=2, show_default=True, metavar="N", type=click.IntRange(1, 1000), help="How many servers.")
+@click.option("--root", type=click.Path(), default=None, metavar="DIR", help="Directory in memory for channels and sockets.")
+@click.option("--state", type=click.Path(), default=None, metavar="DIR", help="Directory for what the master must not forget, and logs.")
+@click.option("--allow-disk", is_flag=True, help="Accept a root that is not in memory (slow).")
+@click.option("-v", "--verbose", is_flag=True, help="Say more, and log more.")
+@click.option("--detached", is_flag=True, hidden=True)
+@json_option
+def up(
+    detach: bool, name: str, servers: int, root: str | None, state: str | None, allow_disk: bool, verbose: bool,
+    detached: bool, as_json: bool,
+) -> int:  # fmt: skip
+    """Start a cluster on this host: a master, servers and an agent, watched and started again when they die.
+
+    It is found by name, by PLUGML_CLUSTER, or because it is the only one.
+    """
+    from ..launch import discovery
+
+    name = name or os.environ.get("PLUGML_CLUSTER", "") or discovery.new_name()
+    file, note = discovery.places(name, Path(root) if root else None, Path(state) if state else None, os.environ)
+    if detach:
+        return _in_background(file, servers, allow_disk, verbose, as_json)
+    if note:
+        _say(note)
+    return _keep(file, servers, allow_disk, verbose, detached, as_json)
+
+
+def _keep(file: ClusterFile, servers: int, allow_disk: bool, verbose: bool, detached: bool, as_json: bool) -> int:
+    """Run the cluster until we are told to end, or it cannot go on."""
+    import uvloop
+
+    from ..launch.cluster import LocalCluster
+    from ..runtime.descriptors import raise_limit
+
+    raise_limit()
+    loop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    cluster = LocalCluster(loop, file, os.environ, servers=servers, allow_disk=allow_disk, verbose=verbose, say=_say)
+    end: asyncio.Future[int] = loop.create_future()
+
+    def ended(code: int) -> None:
+        if not end.done():
+            end.set_result(code)
+
+    def news(text: str, fatal: bool) -> None:
+        _say(text)
+        if fatal:
+            ended(1)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, ended, 0)
+    cluster.on_news = news
+    try:
+        cluster.start()
+        ready = loop.create_task(cluster.wait_ready())
+        first: list[asyncio.Future[Any]] = [ready, end]
+        loop.run_until_complete(asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED))
+        if ready.done() and ready.exception() is None and not end.done():
+            _is_up(cluster.file, servers, detached, as_json)
+            code = loop.run_until_complete(end)
+        else:
+            ready.cancel()
+            code = end.result() if end.done() else 1
+        _say(f"cluster {file.name} goes down")
+        return code
+    finally:
+        loop.run_until_complete(cluster.stop())
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+def _is_up(file: ClusterFile, servers: int, detached: bool, as_json: bool) -> None:
+    if detached:
+        os.write(1, b"ready\n")
+        log = os.open(file.logs / "up.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        return
+    _announce(file, servers, as_json)
+    if not as_json:
+        click.echo("Ctrl-C takes it down")
+
+
+def _announce(file: ClusterFile, servers: int, as_json: bool) -> None:
+    if as_json:
+        click.echo(file.to_text(), nl=False)
+    else:
+        click.echo(f"cluster {file.name} is up: master m0, {servers} server{'s' * (servers != 1)}, agent a0 (plugml status)")
+
+
+def _in_background(file: ClusterFile, servers: int, allow_disk: bool, verbose: bool, as_json: bool) -> int:
+    """Start `up` in a session of its own and wait until it says that it is ready; its complaints come through till then."""
+    from ..launch.daemon import python_path
+    from ..launch.discovery import named
+
+    words = [sys.executable, "-P", "-m", "plugml", "up", "--detached", "--name", file.name, "--servers", str(servers)]
+    words += ["--root", str(file.root), "--state", str(file.state)]
+    words += ["--allow-disk"] * allow_disk + ["-v"] * verbose
+    environment = {**os.environ, **python_path(os.environ)}
+    process = subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment, cwd="/", start_new_session=True
+    )
+    assert process.stdout is not None
+    try:
+        told = process.stdout.read()
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait()
+        raise
+    finally:
+        process.stdout.close()
+    if told != b"ready\n":
+        return process.wait() or 1
+    process.returncode = 0  # it is on its own now: nobody waits for it
+    _announce(named(str(file.state), os.environ) or file, servers, as_json)
+    return 0
+
+
+@click.command(epilog="""\b
+Examples:
+  plugml down                    the only cluster here
+  plugml down lab --purge        and forget what its master knew
+""")
+@click.argument("name", default="", metavar="[NAME|FILE]")
+@click.option("--purge", is_flag=True, help="List, then remove its state: the master's store and the logs.")
+def down(name: str, purge: bool) -> int:
+    """End a cluster that `plugml up` keeps: nothing of it stays, but the master's store and the logs."""
+    from ..core.errors import NoClusterError, WorldError
+    from ..launch import discovery
+
+    wanted = name or os.environ.get("PLUGML_CLUSTER", "")
+    known = discovery.named(wanted, os.environ) if wanted else None
+    if known is None and wanted and purge and "/" not in wanted:
+        known, _ = discovery.places(wanted, None, None, os.environ)
+    if not (known is not None and purge and known.state.is_dir() and not discovery.keeper_of(known)):
+        cluster = discovery.find(name, os.environ)
+        _end(cluster)
+        click.echo(f"cluster {cluster.name} is down")
+        known = cluster
+    if not purge:
+        return 0
+
+    if not known.state.is_dir():
+        raise NoClusterError(f"cluster {known.name} has left no state in {known.state}")
+    lock = discovery.hold(known)
+    try:
+        for path in sorted(known.state.rglob("*")):
+            click.echo(f"remove {path}")
+        discovery.withdraw(known)
+        discovery.purge(known)
+    finally:
+        os.close(lock)
+    if known.state.exists():
+        raise WorldError(f"{known.state} could not be removed whole")
+    click.echo(f"removed {known.state}")
+    return 0
+
+
+def _end(cluster: ClusterFile) -> None:
+    """Tell the keeper to end, and wait until it has."""
+    from ..core.errors import WorldError
+    from ..launch.discovery import keeper_of
+
+    pid = keeper_of(cluster)
+    if cluster.keeper == "run":
+        raise WorldError(f"cluster {cluster.name} is private to a `plugml run` (process {pid}): end that one")
+    if cluster.keeper == "master":
+        raise WorldError(f"cluster {cluster.name} was started by hand: end its processes where you started them (master: {pid})")
+    try:
+        keeper = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        if keeper_of(cluster) != pid:
+            return  # it ended just now, and the number may be another's
+        signal.pidfd_send_signal(keeper, signal.SIGTERM)
+        start = time.monotonic()
+        while not select.select([keeper], [], [], WAIT_SAID_S)[0]:
+            if time.monotonic() - start > DOWN_S_MAX:
+                raise WorldError(f"process {pid}, which keeps cluster {cluster.name}, does not end: see {cluster.logs / 'up.log'}")
+            _say(f"still waiting for process {pid} to take cluster {cluster.name} down")
+    finally:
+        os.close(keeper)
+
+
+def _say(text: str) -> None:
+    try:
+        os.write(2, f"plugml: {text}\n".encode())
+    except OSError:
+        return  # nobody reads it
