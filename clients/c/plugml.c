@@ -81,10 +81,7 @@ enum { CODE_COUNT = sizeof CODES / sizeof *CODES };
 
 /* ---- errors ------------------------------------------------------------------------------------------------------ */
 
-const char *plugml_code_name(int code)
-{
-    return code >= 0 && code < CODE_COUNT ? CODES[code].name : "UNKNOWN";
-}
+const char *plugml_code_name(int code) { return code >= 0 && code < CODE_COUNT ? CODES[code].name : "UNKNOWN"; }
 
 static int code_of_name(const char *name, size_t length)
 {
@@ -113,15 +110,8 @@ static int fail(plugml *p, int code, const char *format, ...)
     return -code;
 }
 
-int plugml_code(const plugml *p)
-{
-    return p ? p->code : 0;
-}
-
-const char *plugml_error(const plugml *p)
-{
-    return p && p->code ? p->text : "";
-}
+int plugml_code(const plugml *p) { return p ? p->code : 0; }
+const char *plugml_error(const plugml *p) { return p && p->code ? p->text : ""; }
 
 void plugml_quiet(plugml *p, int quiet)
 {
@@ -376,10 +366,24 @@ static int read_info(plugml *p)
     return 0;
 }
 
+/* CRC-32 as zlib counts it.  128 bytes once: a table would be longer than the time it saves. */
+static uint32_t crc32_of(const unsigned char *bytes, size_t length)
+{
+    uint32_t crc = 0xffffffffu;
+
+    for (size_t i = 0; i < length; i++) {
+        crc ^= bytes[i];
+        for (int bit = 0; bit < 8; bit++)
+            crc = crc >> 1 ^ (crc & 1 ? 0xedb88320u : 0);
+    }
+    return ~crc;
+}
+
 static int check_page(plugml *p)
 {
     struct plugml_ctl page;
     int outcome = read_all(p, CTL, &page, sizeof page, 0);
+    uint32_t crc32;
 
     if (outcome)
         return outcome;
@@ -390,6 +394,10 @@ static int check_page(plugml *p)
     if (page.abi_major != PLUGML_ABI_MAJOR)
         return fail(p, PLUGML_VERSION, "the channel has layout %d, this client knows %d: install the client that belongs to this plugml",
                     page.abi_major, PLUGML_ABI_MAJOR);
+    crc32 = page.crc32;
+    page.crc32 = 0;
+    if (crc32 != crc32_of((const unsigned char *)&page, PLUGML_CONSTANT_BYTES))
+        return fail(p, PLUGML_VERSION, "%s/ctl is damaged: its checksum does not fit", p->dir);
     return 0;
 }
 
@@ -490,20 +498,35 @@ static int ask(plugml *p, const char *line, uint64_t seq, struct reply *reply)
     }
 }
 
-/* The text that the agent left for the last error. */
+/* Fail with the sentence that the agent left in err, as `CODE seq=<seq>: text`. */
 static int refused(plugml *p, const struct reply *reply)
 {
     char text[sizeof p->text - 64] = "";
-    size_t name = strlen(plugml_code_name(reply->code));
-    const char *shown = text;
-    int fd = reply->code == PLUGML_GONE ? -1 : file(p, ERR);
+    const char *name = plugml_code_name(reply->code), *sentence;
+    int fd = reply->code == PLUGML_GONE ? -1 : file(p, ERR); /* The launcher says GONE, and it writes no text. */
     ssize_t got = fd < 0 ? 0 : pread(fd, text, sizeof text - 1, 0);
 
     text[got > 0 ? got : 0] = 0;
     text[strcspn(text, "\n")] = 0;
-    if (!strncmp(text, plugml_code_name(reply->code), name) && text[name] == ':') /* fail() says the code itself. */
-        shown += name + 1 + (text[name + 1] == ' ');
-    return fail(p, reply->code, "%s", *shown ? shown : CODES[reply->code].meaning);
+    sentence = strstr(text, ": ");
+    if (!sentence || strncmp(text, name, strlen(name)) || !sentence[2])
+        return fail(p, reply->code, "%s", CODES[reply->code].meaning);
+    return fail(p, reply->code, "%s", sentence + 2);
+}
+
+/* Throw away what waits in rep: an earlier program of this generation may have died before it read its reply. */
+static int discard_replies(plugml *p)
+{
+    char rest[PLUGML_RECORD_BYTES * 64];
+    int fd = file(p, REP);
+
+    if (fd < 0)
+        return fd;
+    fcntl(fd, F_SETFL, O_RDONLY | O_NONBLOCK);
+    while (read(fd, rest, sizeof rest) > 0)
+        ;
+    fcntl(fd, F_SETFL, O_RDONLY);
+    return 0;
 }
 
 /* Ask where this generation stands.  The answer to hello has seq 0 and names the last request that was answered. */
@@ -549,28 +572,32 @@ static int ready(plugml *p)
     return 1;
 }
 
-/* verb: pushes `g` if `pushing`, fills `w` if `pulling`, ends the clock if `ticking`.  See plugml.h for the return value. */
+/* What follows verb, seq and clock in the line of a push; writes `g` first. */
+static int prepare_push(plugml *p, const void *g, double weight, char *words, size_t room)
+{
+    char shown[48];
+
+    if (!(weight > 0) || weight > 1e18)
+        return fail(p, PLUGML_RANGE, "weight %g: a weight is above 0 and at most 1e18; nothing was pushed", weight);
+    format_weight(shown, sizeof shown, weight);
+    snprintf(words, room, " n=%llu w=%s", (unsigned long long)p->elements, shown);
+    return g && g != p->mapped[GRAD] ? write_all(p, GRAD, g, (size_t)p->nbytes, 0) : 0;
+}
+
+/* One request: pushes `g` if `pushing`, fills `w` if `pulling`.  See plugml.h for the return value. */
 static int request(plugml *p, const char *verb, int pushing, const void *g, int pulling, void *w, double weight)
 {
-    char line[160], shown[48];
+    char line[160], words[96] = "";
     struct reply reply;
     int outcome = ready(p);
 
     if (outcome <= 0)
         return outcome;
-    if (pushing && (!(weight > 0) || weight > 1e18))
-        return fail(p, PLUGML_RANGE, "weight %g: a weight is above 0 and at most 1e18; nothing was pushed", weight);
     if (p->code == PLUGML_SEQ && (outcome = say_hello(p)) != 0) /* Somebody else has used the channel: take up his count. */
         return outcome;
-    if (pushing && g && g != p->mapped[GRAD] && (outcome = write_all(p, GRAD, g, (size_t)p->nbytes, 0)) != 0)
+    if (pushing && (outcome = prepare_push(p, g, weight, words, sizeof words)) != 0)
         return outcome;
-    if (pushing) {
-        format_weight(shown, sizeof shown, weight);
-        snprintf(line, sizeof line, "%s %llu %ld n=%llu w=%s\n", verb, (unsigned long long)p->seq + 1, p->clock,
-                 (unsigned long long)p->elements, shown);
-    } else {
-        snprintf(line, sizeof line, "%s %llu %ld\n", verb, (unsigned long long)p->seq + 1, p->clock);
-    }
+    snprintf(line, sizeof line, "%s %llu %ld%s\n", verb, (unsigned long long)p->seq + 1, p->clock, words);
     outcome = ask(p, line, p->seq + 1, &reply);
     if (outcome)
         return outcome;
@@ -585,7 +612,7 @@ static int request(plugml *p, const char *verb, int pushing, const void *g, int 
     if (!reply.ok)
         return refused(p, &reply);
     p->code = 0;
-    p->clock += !strcmp(verb, "step") || !strcmp(verb, "clock");
+    p->clock = (long)reply.clock;
     p->lag = (long)reply.lag;
     p->version = reply.version ? reply.version : p->version;
     if (pulling && w && w != p->mapped[PARAM] && (outcome = read_all(p, PARAM, w, (size_t)p->nbytes, 0)) != 0)
@@ -593,45 +620,14 @@ static int request(plugml *p, const char *verb, int pushing, const void *g, int 
     return 1;
 }
 
-int plugml_step_w(plugml *p, const void *g, void *w, double weight)
-{
-    return request(p, "step", 1, g, 1, w, weight);
-}
-
-int plugml_step(plugml *p, const void *g, void *w)
-{
-    return request(p, "step", 1, g, 1, w, p ? p->weight : 1);
-}
-
-int plugml_init(plugml *p, void *w)
-{
-    return request(p, "init", 1, w, 1, w, 1);
-}
-
-int plugml_push(plugml *p, const void *g)
-{
-    return request(p, "push", 1, g, 0, NULL, p ? p->weight : 1);
-}
-
-int plugml_pull(plugml *p, void *w)
-{
-    return request(p, "pull", 0, NULL, 1, w, 1);
-}
-
-int plugml_pushpull(plugml *p, const void *g, void *w)
-{
-    return request(p, "pushpull", 1, g, 1, w, p ? p->weight : 1);
-}
-
-int plugml_tick(plugml *p)
-{
-    return request(p, "clock", 0, NULL, 0, NULL, 1);
-}
-
-int plugml_ping(plugml *p)
-{
-    return request(p, "ping", 0, NULL, 0, NULL, 1);
-}
+int plugml_step_w(plugml *p, const void *g, void *w, double weight) { return request(p, "step", 1, g, 1, w, weight); }
+int plugml_step(plugml *p, const void *g, void *w) { return request(p, "step", 1, g, 1, w, p ? p->weight : 1); }
+int plugml_init(plugml *p, void *w) { return request(p, "init", 1, w, 1, w, 1); }
+int plugml_push(plugml *p, const void *g) { return request(p, "push", 1, g, 0, NULL, p ? p->weight : 1); }
+int plugml_pull(plugml *p, void *w) { return request(p, "pull", 0, NULL, 1, w, 1); }
+int plugml_pushpull(plugml *p, const void *g, void *w) { return request(p, "pushpull", 1, g, 1, w, p ? p->weight : 1); }
+int plugml_tick(plugml *p) { return request(p, "clock", 0, NULL, 0, NULL, 1); }
+int plugml_ping(plugml *p) { return request(p, "ping", 0, NULL, 0, NULL, 1); }
 
 long plugml_resume(plugml *p, void *w)
 {
@@ -674,7 +670,7 @@ plugml *plugml_attach(void)
     p->workers = 1;
     p->worker = (int)environment_number("PLUGML_WORKER", 0);
     p->clock = environment_number("PLUGML_CLOCK", 0);
-    if (check_page(p) || read_info(p) || say_hello(p))
+    if (check_page(p) || read_info(p) || discard_replies(p) || say_hello(p))
         p->fatal = 1; /* Told already.  Every request says no from here on. */
     return p;
 }
@@ -688,7 +684,7 @@ int plugml_expect(plugml *p, const char *dtype, uint64_t count)
     for (int i = 0; i < p->table_count; i++)
         if (strcmp(p->tables[i].dtype, dtype)) {
             p->fatal = 1;
-            return fail(p, PLUGML_SIZE, "table %s holds %s numbers, the program has %s: give the job --table ...,dtype=%s",
+            return fail(p, PLUGML_SIZE, "table %s holds %s numbers, the program has %s: declare the table as %s",
                         p->tables[i].name, p->tables[i].dtype, dtype, dtype);
         }
     if (p->elements != count) {
@@ -699,10 +695,7 @@ int plugml_expect(plugml *p, const char *dtype, uint64_t count)
     return 1;
 }
 
-int plugml_done(const plugml *p)
-{
-    return p && (p->stop || p->code);
-}
+int plugml_done(const plugml *p) { return p && (p->stop || p->code); }
 
 int plugml_bye(plugml *p)
 {
@@ -736,45 +729,14 @@ void plugml_weight(plugml *p, double weight)
         p->weight = weight;
 }
 
-int plugml_plugged(const plugml *p)
-{
-    return p != NULL;
-}
-
-int plugml_main(const plugml *p)
-{
-    return !p || p->worker == 0;
-}
-
-int plugml_worker(const plugml *p)
-{
-    return p ? p->worker : 0;
-}
-
-int plugml_workers(const plugml *p)
-{
-    return p ? p->workers : 1;
-}
-
-long plugml_clock(const plugml *p)
-{
-    return p ? p->clock : 0;
-}
-
-long plugml_lag(const plugml *p)
-{
-    return p ? p->lag : 0;
-}
-
-uint64_t plugml_version(const plugml *p)
-{
-    return p ? p->version : 0;
-}
-
-int plugml_tables(const plugml *p)
-{
-    return p ? p->table_count : 0;
-}
+int plugml_plugged(const plugml *p) { return p != NULL; }
+int plugml_main(const plugml *p) { return !p || p->worker == 0; }
+int plugml_worker(const plugml *p) { return p ? p->worker : 0; }
+int plugml_workers(const plugml *p) { return p ? p->workers : 1; }
+long plugml_clock(const plugml *p) { return p ? p->clock : 0; }
+long plugml_lag(const plugml *p) { return p ? p->lag : 0; }
+uint64_t plugml_version(const plugml *p) { return p ? p->version : 0; }
+int plugml_tables(const plugml *p) { return p ? p->table_count : 0; }
 
 const plugml_table *plugml_table_at(const plugml *p, int number)
 {
@@ -837,12 +799,5 @@ static void *mapped_table(plugml *p, int which, const char *table)
     return start + place->offset;
 }
 
-void *plugml_grad(plugml *p, const char *table)
-{
-    return mapped_table(p, GRAD, table);
-}
-
-void *plugml_param(plugml *p, const char *table)
-{
-    return mapped_table(p, PARAM, table);
-}
+void *plugml_grad(plugml *p, const char *table) { return mapped_table(p, GRAD, table); }
+void *plugml_param(plugml *p, const char *table) { return mapped_table(p, PARAM, table); }

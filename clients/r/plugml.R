@@ -44,6 +44,8 @@ plugml_attach <- function() {
   p$stop <- FALSE
   p$fatal <- FALSE
   plugml_read_info(p)
+  plugml_open_bells(p)
+  plugml_discard_replies(p)
   plugml_hello(p)
   p
 }
@@ -67,7 +69,7 @@ plugml_step <- function(p, g, weight = 1, alone = NULL) {
   if (is.null(p)) return(alone)
   plugml_check(p)
   plugml_write(p, g)
-  plugml_request(p, "step", weight, ticks = TRUE)  # Once the stop rule has fired, the values stay what they were.
+  plugml_request(p, "step", weight)  # Once the stop rule has fired, the values stay what they were.
   plugml_read(p, g)
 }
 
@@ -109,7 +111,7 @@ plugml_pushpull <- function(p, g, weight = 1, alone = NULL) {
 plugml_tick <- function(p) {
   if (is.null(p)) return(invisible(FALSE))
   plugml_check(p)
-  plugml_request(p, "clock", ticks = TRUE)
+  plugml_request(p, "clock")
   invisible(TRUE)
 }
 
@@ -180,7 +182,7 @@ plugml_hello <- function(p) {
 }
 
 # The data lie in their files.  `weight` NULL: nothing is pushed.
-plugml_request <- function(p, verb, weight = NULL, ticks = FALSE) {
+plugml_request <- function(p, verb, weight = NULL) {
   if (p$code == "SEQ") plugml_hello(p)  # Somebody else has used the channel: take up his count.
   seq <- p$seq + 1
   line <- sprintf("%s %.0f %.0f", verb, seq, p$clock)
@@ -196,7 +198,7 @@ plugml_request <- function(p, verb, weight = NULL, ticks = FALSE) {
   p$code <- "OK"
   p$lag <- reply$lag
   if (reply$version > 0) p$version <- reply$version
-  if (ticks) p$clock <- p$clock + 1
+  p$clock <- reply$clock
   invisible(TRUE)
 }
 
@@ -218,8 +220,13 @@ plugml_ask <- function(p, line, seq) {
 # Sleep until the agent has answered `seq`.  Older replies come again after an agent was restarted: they are passed over.
 # The keeper of the channel answers GONE when there will be no agent any more, and it need not know our seq.
 plugml_wait <- function(p, seq) {
+  interrupted <- 0  # A signal ends the read with an error; so does a closed connection, and that one stays.
   repeat {
-    record <- readBin(p$rep, "raw", 64L)
+    record <- tryCatch(readBin(p$rep, "raw", 64L), error = function(e) NULL)
+    if (is.null(record) && interrupted < 10) {
+      interrupted <- interrupted + 1
+      next
+    }
     if (length(record) < 64L)
       plugml_fail(p, "GONE", "agent and launcher are gone; whether the last request was carried out is unknown; run the program again")
     words <- strsplit(rawToChar(record[record != as.raw(0L)]), "[ \n]+")[[1]]
@@ -241,7 +248,7 @@ plugml_wait <- function(p, seq) {
 plugml_refused <- function(p, reply) {
   path <- file.path(p$dir, "err")
   text <- if (reply$code != "GONE" && file.exists(path)) readLines(path, n = 1L, warn = FALSE) else character()
-  text <- sub(paste0("^", reply$code, ": *"), "", text)
+  text <- if (length(text) && startsWith(text, reply$code)) sub("^[^:]*: *", "", text)
   if (!length(text) || !nzchar(text))
     text <- switch(reply$code,
                    GONE = "the agent is gone for good; whether the last request was carried out is unknown; end the program",
@@ -339,17 +346,23 @@ plugml_is_open <- function(con, dir) {
 }
 
 plugml_open_bells <- function(p) {
-  path <- file.path(p$dir, c("req", "rep"))
-  opened <- function(...) tryCatch(suppressWarnings(fifo(...)), error = function(e) NULL)
-  # Opening a FIFO waits for the other side, for ever if there is none.  A try that does not wait tells.
-  for (one in path) {
-    probe <- if (file.exists(one)) opened(one, "wb", blocking = FALSE)
-    if (is.null(probe)) plugml_fail(p, "GONE", sprintf("nobody keeps %s open: the channel has ended; end the program", one))
-    close(probe)
-  }
-  p$req <- opened(path[1], "w+b", blocking = TRUE)  # Both directions: a ring never waits and never meets a closed pipe.
-  p$rep <- opened(path[2], "rb", blocking = TRUE)
+  req <- file.path(p$dir, "req")
+  rep <- file.path(p$dir, "rep")
+  opened <- function(path, ...) if (file.exists(path)) tryCatch(suppressWarnings(fifo(path, ...)), error = function(e) NULL)
+  # Opening a FIFO to read waits for a writer, for ever if there is none.  Opening to write without waiting tells: it fails.
+  probe <- opened(rep, "wb", blocking = FALSE)
+  if (is.null(probe)) plugml_fail(p, "GONE", sprintf("nobody keeps %s open: the channel has ended; end the program", rep))
+  p$req <- opened(req, "w+b", blocking = TRUE)  # Both directions: a ring never waits and never meets a closed pipe.
+  p$rep <- opened(rep, "rb", blocking = TRUE)
+  close(probe)
   if (is.null(p$req) || is.null(p$rep)) plugml_fail(p, "PERM", sprintf("cannot open the FIFOs in %s", p$dir))
+}
+
+# Throw away what waits in rep: an earlier program of this generation may have died before it read its reply.
+plugml_discard_replies <- function(p) {
+  con <- fifo(file.path(p$dir, "rep"), "rb", blocking = FALSE)
+  on.exit(close(con))
+  while (length(tryCatch(readBin(con, "raw", 4096L), error = function(e) raw())) > 0) NULL  # Nothing there is an error in R.
 }
 
 plugml_read_info <- function(p) {

@@ -21,7 +21,7 @@
 # `... | while read x; do plugml_step ...; done` runs in a subshell and its variables are lost: before each request we look
 # whether `cmd` still holds our own last line, and if not, hello tells where the channel stands.
 #
-# Only POSIX sh is used, and nothing but the shell's own commands, cat and sleep.  Names that begin with plugml_ are ours.
+# Only POSIX sh is used, and nothing but the shell's own commands, cat, od and sleep.  Names that begin with plugml_ are ours.
 
 plugml_code=OK plugml_error='' plugml_clock=0 plugml_lag=0 plugml_version=0 plugml_stop=0
 plugml_seq_=0 plugml_line_='' plugml_fatal_=0 plugml_attached_=0 plugml_worker_=${PLUGML_WORKER:-0}
@@ -168,8 +168,14 @@ plugml_get_() { # FILE
 # Ask where this generation stands.  The answer to hello has seq 0 and names the last request that was answered.
 plugml_hello_() {
     plugml_ring_ "hello 0 $plugml_clock" 0 || return
-    if [ "$plugml_outcome_" != ok ]; then plugml_refused_; return 2; fi
-    plugml_key_ done 0
+    while :; do
+        if [ "$plugml_outcome_" != ok ]; then plugml_refused_; return 2; fi
+        plugml_key_ done 0
+        # An earlier program of this generation may not have lived to read its answer: then the page knows another count, and
+        # ours is still to come.
+        plugml_page_=$(od -A n -t u8 -j 128 -N 8 "$PLUGML_DIR/ctl" 2> /dev/null) && [ "$((plugml_page_))" != "$plugml_value_" ] || break
+        plugml_wait_ 0 || return
+    done
     plugml_seq_=$plugml_value_ plugml_clock=$plugml_told_
 }
 
@@ -191,11 +197,10 @@ plugml_ask_() { # VERB [KEYS]
     plugml_code=OK plugml_error=''
     plugml_key_ lag 0; plugml_lag=$plugml_value_
     plugml_key_ v "$plugml_version"; plugml_version=$plugml_value_
-    case $1 in step | clock) plugml_clock=$((plugml_clock + 1)) ;; esac
+    plugml_clock=$plugml_told_
 }
 
-# Write the request line, ring, and sleep until the agent has answered it.  Older replies come again after an agent was
-# restarted: they are passed over.  The keeper answers GONE when there will be no agent any more, and may not know our seq.
+# Write the request line, ring, and wait.
 plugml_ring_() { # LINE SEQ
     plugml_tries_=0
     # A program may have closed all descriptors that it does not know.
@@ -207,24 +212,30 @@ plugml_ring_() { # LINE SEQ
             plugml_fail_ GONE "cannot write to $PLUGML_DIR: the channel has ended; end the program"
             return 2
         fi
-        plugml_ends_=0
-        while :; do
-            plugml_outcome_='' plugml_got_='' plugml_told_='' plugml_rest_=''
-            if ! IFS=' ' read -r plugml_outcome_ plugml_got_ plugml_told_ plugml_rest_ <&9; then
-                # Either the end of the file or a signal with a trap; only the end stays.
-                plugml_ends_=$((plugml_ends_ + 1))
-                if [ "$plugml_ends_" -lt 10 ]; then continue; fi
-                plugml_fail_ GONE 'agent and launcher are gone; whether the last request was carried out is unknown; run the program again'
-                return 2
-            fi
-            plugml_ends_=0
-            plugml_key_ code OK
-            plugml_answer_=$plugml_value_
-            if [ "$plugml_got_" = "$2" ] || [ "$plugml_answer_" = GONE ]; then break; fi
-        done
+        plugml_wait_ "$2" || return
         plugml_tries_=$((plugml_tries_ + 1))
         if [ "$plugml_answer_" != AGAIN ] || [ "$plugml_tries_" -ge 60 ]; then return 0; fi
         sleep 1
+    done
+}
+
+# Sleep until the agent has answered.  Older replies come again after an agent was restarted: they are passed over.  The
+# launcher answers GONE when there will be no agent any more, and may not know our seq.
+plugml_wait_() { # SEQ
+    plugml_ends_=0
+    while :; do
+        plugml_outcome_='' plugml_got_='' plugml_told_='' plugml_rest_=''
+        if ! IFS=' ' read -r plugml_outcome_ plugml_got_ plugml_told_ plugml_rest_ <&9; then
+            # Either the end of the file or a signal with a trap; only the end stays.
+            plugml_ends_=$((plugml_ends_ + 1))
+            if [ "$plugml_ends_" -lt 10 ]; then continue; fi
+            plugml_fail_ GONE 'agent and launcher are gone; whether the last request was carried out is unknown; run the program again'
+            return 2
+        fi
+        plugml_ends_=0
+        plugml_key_ code OK
+        plugml_answer_=$plugml_value_
+        if [ "$plugml_got_" = "$1" ] || [ "$plugml_answer_" = GONE ]; then return 0; fi
     done
 }
 
@@ -232,7 +243,7 @@ plugml_ring_() { # LINE SEQ
 plugml_refused_() {
     plugml_text_=''
     if [ "$plugml_answer_" != GONE ]; then IFS= read -r plugml_text_ < "$PLUGML_DIR/err" || :; fi
-    plugml_text_=${plugml_text_#"$plugml_answer_: "}
+    case $plugml_text_ in "$plugml_answer_"*": "*) plugml_text_=${plugml_text_#*: } ;; *) plugml_text_='' ;; esac
     if [ "$plugml_answer_" = GONE ]; then
         plugml_text_='the agent is gone for good; whether the last request was carried out is unknown; end the program'
     fi

@@ -11,6 +11,7 @@ The lines marked "plugml" are all that was added to train it on many workers.  W
 import sys
 
 import numpy as np
+from plugml.client import attach  # plugml
 
 shard, steps, out = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 real = np.float32 if "f32" in sys.argv[5:] else np.float64
@@ -22,13 +23,17 @@ labels = table[:, 0].astype(int)
 hot = np.eye(10, dtype=real)[labels]
 w = np.zeros((10, 65), real)
 
-for step in range(steps):
+plug = attach()  # plugml
+plug.pull(w)  # plugml
+for step in plug.clocks(steps):  # plugml: was range(steps)
     z = x @ w.T
     e = np.exp(z - z.max(axis=1, keepdims=True))
     p = e / e.sum(axis=1, keepdims=True)
     g = (p - hot).T @ x / real(len(x))
     if step % 50 == 49 or step == 0:
         print(f"step {step + 1} loss {-np.log(p[np.arange(len(x)), labels]).mean():.6f}", flush=True)
-    w -= lr * g
+    if not plug.step(g, w, weight=len(x)):  # plugml
+        w -= lr * g
 
 np.savetxt(out, w.ravel(), fmt="%.17g")
+plug.bye()  # plugml

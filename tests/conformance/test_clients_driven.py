@@ -378,6 +378,20 @@ def test_a_line_that_was_written_but_not_rung_is_not_repeated(language: Language
     assert agent.server.finished == [3]
 
 
+def test_replies_that_an_earlier_program_did_not_read_are_not_taken_for_ones_own(language: Language) -> None:
+    """One of them is the answer to a hello of long ago: it names an old count."""
+    agent = FakeAgent(spec())
+    with agent:
+        drive(language, agent.environment(), "step:1", "push:1", "die:1000")
+        for text in ("ok 0 0 done=0", "ok 1 1 v=1", "ok 2 1 v=2", "ok 0 1 done=1"):
+            os.write(agent.kept[0]._rep_fd, text.encode().ljust(63) + b"\n")
+        ran = drive(language, agent.environment(), "step:2", "step:3", "bye")
+
+    assert ran.code == 0, ran
+    assert told(ran.lines) == [("step:2", "1", "OK", 2, False), ("step:3", "1", "OK", 3, False)]
+    assert agent.server.pushes == [4] and agent.byes == {0}
+
+
 @pytest.mark.parametrize("name", ["c", "r", "dash", "bash"])
 def test_closed_descriptors_are_opened_again(name: str, toolchains: Toolchains) -> None:
     ran, agent = driven(toolchains.language(name), spec(), (), "step:1", "close", "step:2", "close", "pull", "bye")
