@@ -1,8 +1,7 @@
 # plugml.sh: plug a serial shell program into its channel.  For any POSIX sh: copy this file beside the program.
 #
 #     . ./plugml.sh
-#     plugml_attach || exit
-#     plugml_pull w.txt                                 # the values of now; alone: w.txt stays
+#     plugml_attach w.txt || exit                       # w.txt becomes the values of now; alone it stays
 #     step=$plugml_clock                                # the clock to go on at; alone: 0
 #     while [ "$step" -lt "$steps" ] && ! plugml_done; do
 #         gradient > g.txt                              # awk, bc or anything: one number a line
@@ -35,7 +34,7 @@ plugml_main() { [ "$plugml_worker_" = 0 ]; }
 # True when the loop is over: the job's stop rule has fired, or the last request failed.
 plugml_done() { [ "$plugml_stop" = 1 ] || [ "$plugml_code" != OK ]; }
 
-# Attach to the channel that PLUGML_DIR names and say hello.
+# plugml_attach [VALUES]: attach to the channel that PLUGML_DIR names, say hello, and pull into the file if one is named.
 plugml_attach() {
     plugml_plugged || return 0
     plugml_clock=${PLUGML_CLOCK:-0}
@@ -61,6 +60,7 @@ plugml_attach() {
     plugml_open_ || return
     plugml_fatal_=0 plugml_attached_=1
     plugml_hello_ || { plugml_fatal_=1; return 2; }
+    if [ -n "${1-}" ]; then plugml_pull "$1"; fi
 }
 
 # plugml_expect COUNT: refuse to go on unless the channel holds so many numbers.

@@ -35,4 +35,3 @@ while (step < steps && !plugml_done(p)) {  # plugml: was step < steps
   W <- plugml_step(p, G, weight = rows, alone = W - lr * G)  # plugml: was W <- W - lr * G
 }
 writeLines(sprintf("%.17g", t(W)), arguments[3])
-plugml_bye(p)  # plugml

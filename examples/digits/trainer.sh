@@ -54,8 +54,7 @@ update() {
 }
 
 awk 'BEGIN { for (i = 0; i < 650; i++) print 0 }' > "$w"
-plugml_attach || exit # plugml
-plugml_pull "$w" # plugml
+plugml_attach "$w" || exit # plugml
 step=${plugml_clock:-0} # plugml: was 0
 while [ "$step" -lt "$steps" ] && ! plugml_done; do # plugml: was only the count
     gradient || exit 1
