@@ -122,38 +122,42 @@ class JobSpec:
 
 
 def packed_bytes(value: object, depth: int = DEPTH_MAX) -> int:
-    """Bytes that a document takes as msgpack.  Raises `UsageError` if it holds what no document may hold.
+    """Bytes that a document takes as msgpack, never counted too small.  Raises `UsageError` for what no document may hold.
 
     >>> packed_bytes({"a": [1, "bc", None]})
     8
     """
+    if isinstance(value, str):
+        length = len(value) if value.isascii() else _utf8_bytes(value)
+        return length + (1 if length < 32 else 2 if length < 256 else 3 if length < 1 << 16 else 5)
     if value is None or isinstance(value, bool):
         return 1
     if isinstance(value, int):
+        if 0 <= value < 128:
+            return 1
         if not -(1 << 63) <= value < 1 << 64:
             raise UsageError(f"{shown(value)} does not fit into 64 bits")
-        size = value if value >= 0 else -4 * value  # negative numbers have other steps; never counted too small
-        return next((nbytes for limit, nbytes in _INT_STEPS if size < limit), 9)
+        return 5 if -(1 << 31) <= value < 1 << 32 else 9
     if isinstance(value, float):
         return 9
-    if isinstance(value, str):
-        try:
-            length = len(value.encode())
-        except UnicodeEncodeError:
-            raise UsageError(f"{shown(value)} is no text that UTF-8 can hold") from None
-        return length + next((nbytes for limit, nbytes in _TEXT_STEPS if length < limit), 5)
     if not isinstance(value, (list, tuple, dict)):
         raise UsageError(f"{shown(value)} is no plain value")
     if depth == 0:
         raise UsageError(f"a description is nested more than {DEPTH_MAX} deep")
-    items: list[object] = list(value)
+    nbytes = 1 if len(value) < 16 else 3 if len(value) < 1 << 16 else 5
     if isinstance(value, dict):
-        if not all(isinstance(key, str) for key in items):
-            raise UsageError("a description has a key that is no text")
-        items += value.values()
-    head = 1 if len(value) < 16 else 3 if len(value) < 1 << 16 else 5
-    return head + sum(packed_bytes(item, depth - 1) for item in items)
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise UsageError("a description has a key that is no text")
+            nbytes += packed_bytes(key, depth) + packed_bytes(item, depth - 1)
+        return nbytes
+    for item in value:
+        nbytes += packed_bytes(item, depth - 1)
+    return nbytes
 
 
-_INT_STEPS = ((1 << 7, 1), (1 << 8, 2), (1 << 16, 3), (1 << 32, 5))
-_TEXT_STEPS = ((32, 1), (256, 2), (1 << 16, 3))
+def _utf8_bytes(text: str) -> int:
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        raise UsageError(f"{shown(text)} is no text that UTF-8 can hold") from None

@@ -5,6 +5,7 @@ Reads, never changes.  Every page has `next`, the argument `after` that asks for
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -16,6 +17,8 @@ from .placement import seat_reason, table_lines, weights_of
 
 PAGE_BYTES = 48 * KIB  # of items; head fields and the envelope fit beside them
 LINES_MAX = 16  # tables that `status` names of one job
+
+Render = Callable[[str, Any], Any]
 
 
 def status(state: State, members: Membership, cluster: str, master: str, trouble: str, after: int, now_us: int) -> dict[str, Any]:
@@ -31,13 +34,13 @@ def status(state: State, members: Membership, cluster: str, master: str, trouble
         "cluster": cluster, "master": master, "term": state.term, "token": state.token, "ring_ranges": state.ring_ranges,
         "up_us": now_us - members.start_us, "store": trouble or "ok",
     }  # fmt: skip
-    return {**head, **_page(items, render, after)}
+    return {**head, **_page(("nodes", "jobs"), items, render, after)}
 
 
 def jobs(state: State, after: int) -> dict[str, Any]:
     """Every job, page by page."""
     items = [("jobs", job) for _, job in sorted(state.jobs.items())]
-    return _page(items, lambda _, item: job_row(item, state.ring_ranges), after)
+    return _page(("jobs",), items, lambda _, item: job_row(item, state.ring_ranges), after)
 
 
 def job(state: State, found: Job, after: int) -> dict[str, Any]:
@@ -52,7 +55,7 @@ def job(state: State, found: Job, after: int) -> dict[str, Any]:
         items.append(("ranges", row))
     for worker, item in sorted(found.attached.items()):
         items.append(("workers", {"worker": worker, "gen": item.gen, "agent": item.agent}))
-    page = _page(items, lambda _, item: item, after)
+    page = _page(("tables", "ranges", "workers"), items, lambda _, item: item, after)
     return {"job": job_row(found, state.ring_ranges), **page} if after == 0 else page
 
 
@@ -80,9 +83,9 @@ def job_row(found: Job, ring_ranges: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _page(items: list[tuple[str, Any]], render: Any, after: int) -> dict[str, Any]:
+def _page(kinds: tuple[str, ...], items: list[tuple[str, Any]], render: Render, after: int) -> dict[str, Any]:
     """Rows from position `after` on, by kind, as many as fit; every kind is there, if only as an empty list."""
-    page: dict[str, Any] = {kind: [] for kind, _ in items}
+    page: dict[str, Any] = {kind: [] for kind in kinds}
     room = PAGE_BYTES
     for position in range(after, len(items)):
         kind, item = items[position]

@@ -15,7 +15,8 @@ import msgpack
 
 from ..core.errors import PeerError, UsageError, WorldError
 from ..core.job import JobSpec
-from ..core.jobmap import RUNNING, STATES, Assignment, JobMap
+from ..core.jobmap import RUNNING, Assignment, JobMap
+from ..core.table import TableSpec
 
 FORMAT = 1
 
@@ -116,15 +117,36 @@ def fresh(writer: str, ring_ranges: int) -> State:
     return State(1, 0, 0, ring_ranges, writer, {}, {})
 
 
+class Packer:
+    """Makes the bytes for the store, where the state is written whole at each change; equal states have equal bytes.
+
+    Remembers those of each job, since one change leaves most jobs as they are.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Job, bytes]] = {}
+
+    def pack(self, state: State) -> bytes:
+        known = {}
+        for number, job in sorted(state.jobs.items()):
+            before = self._known.get(number)
+            known[number] = before if before is not None and before[0] is job else (job, msgpack.packb(_pack_job(job)))
+        self._known = known
+        return msgpack.packb(  # type: ignore[no-any-return]
+            {
+                "format": FORMAT, "term": state.term, "token": state.token, "last": state.last, "ring_ranges": state.ring_ranges,
+                "writer": state.writer, "nodes": [list(item) for _, item in sorted(state.nodes.items())],
+                "jobs": [packed for _, packed in known.values()],
+            }
+        )  # fmt: skip
+
+    def size(self, state: State) -> int:
+        return len(self.pack(state))
+
+
 def pack(state: State) -> bytes:
-    """The bytes for the store; equal states have equal bytes."""
-    return msgpack.packb(  # type: ignore[no-any-return]
-        {
-            "format": FORMAT, "term": state.term, "token": state.token, "last": state.last, "ring_ranges": state.ring_ranges,
-            "writer": state.writer, "nodes": [list(item) for _, item in sorted(state.nodes.items())],
-            "jobs": [_pack_job(job) for _, job in sorted(state.jobs.items())],
-        }
-    )  # fmt: skip
+    """`Packer.pack` of one state alone."""
+    return Packer().pack(state)
 
 
 def unpack(value: bytes) -> State:
@@ -137,38 +159,55 @@ def unpack(value: bytes) -> State:
                 "run the version that wrote it, or stop the cluster and start it with another --state"
             )
         nodes = [NodeRecord(*item) for item in document["nodes"]]
-        jobs = [_unpack_job(item, document) for item in document["jobs"]]
+        jobs = [_unpack_job(msgpack.unpackb(item, use_list=False), document) for item in document["jobs"]]
         return State(
             document["term"], document["token"], document["last"], document["ring_ranges"], document["writer"],
             {node_id(node.name): node for node in nodes}, {job.number: job for job in jobs},
         )  # fmt: skip
-    except (KeyError, TypeError, ValueError, AttributeError, UsageError, PeerError, msgpack.exceptions.UnpackException) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, UsageError, PeerError, msgpack.exceptions.UnpackException) as error:
         raise WorldError(f"the stored state cannot be read ({error}): move the state store away and start again") from error
+
+
+def _lean(spec: JobSpec) -> dict[str, Any]:
+    """The job's document without what a table has by default: most of most tables."""
+    tables = []
+    for table in spec.tables:
+        document = table.to_document()
+        tables.append({key: value for key, value in document.items() if key not in _DEFAULTS or value != _DEFAULTS[key]})
+    return {**spec.to_document(), "tables": tables}
+
+
+_DEFAULTS = {key: value for key, value in TableSpec("x", (1,)).to_document().items() if key not in ("name", "shape")}
 
 
 def _pack_job(job: Job) -> list[Any]:
     """Node names are long and ranges many: seats name their nodes by position in one list."""
     names = job.servers()
     position = {name: at for at, name in enumerate(names)}
-    seats = [[n, seat.epoch, seat.passed, *(position[name] for name in seat.replicas)] for n, seat in sorted(job.seats.items())]
+    seats = [[n, epoch, passed, *[position[name] for name in held]] for n, (epoch, held, passed) in sorted(job.seats.items())]
     agents = sorted({item.agent for item in job.attached.values()})
     place = {name: at for at, name in enumerate(agents)}
     attached = [[worker, item.gen, place[item.agent], item.request] for worker, item in sorted(job.attached.items())]
-    endpoints = sorted(job.endpoints.items())
+    endpoints = [job.endpoints[name] for name in names]
     return [
-        job.number, job.spec.to_document(), job.state, job.reason, job.why, job.asker, names, seats, endpoints, agents, attached,
+        job.number, _lean(job.spec), job.state, job.reason, job.why, job.asker, names, endpoints, seats, agents, attached,
     ]  # fmt: skip
 
 
 def _unpack_job(item: Any, document: Any) -> Job:
-    number, spec, state, reason, why, asker, names, seats, endpoints, agents, attached = item
-    if state not in STATES:
-        raise ValueError(f"job {number} is {state!r}")
-    job = Job(
-        number, JobSpec.from_document(spec), state, reason, why, asker,
-        {n: Seat(epoch, tuple(names[at] for at in replicas), passed) for n, epoch, passed, *replicas in seats},
-        dict(endpoints), {worker: Attachment(gen, agents[at], request) for worker, gen, at, request in attached},
+    """The job, checked as a map: what nodes would refuse is refused here, at the start."""
+    number, spec, state, reason, why, asker, names, endpoints, seats, agents, attached = item
+    found = JobMap.from_document(
+        {
+            "number": number, "token": document["token"], "spec": spec, "state": state, "reason": reason,
+            "ring_ranges": document["ring_ranges"], "endpoints": dict(zip(names, endpoints)),
+            "ranges": [(n, epoch, [names[at] for at in held]) for n, epoch, _, *held in seats],
+            "gens": [(worker, gen) for worker, gen, _, _ in attached],
+        }
     )  # fmt: skip
-    # The map checks every number and name of it: what nodes would refuse is refused here, at the start.
-    JobMap.from_document(job.map(document["token"], document["ring_ranges"]).to_document())
-    return job
+    passed = {n: count for n, _, count, *_ in seats}
+    return Job(
+        number, found.spec, state, reason, why, asker,
+        {n: Seat(seat.epoch, seat.replicas, passed[n]) for n, seat in found.ranges.items()}, found.endpoints,
+        {worker: Attachment(gen, agents[at], request) for worker, gen, at, request in attached},
+    )  # fmt: skip

@@ -17,7 +17,7 @@ from ..core.jobmap import FAILED, FINISHED, LOST, RUNNING, STOPPED
 from ..core.limits import KIB, Limits
 from ..core.ring import plural
 from ..wire import messages as m
-from .catalog import Attachment, Job, NodeRecord, Seat, State, node_id, pack
+from .catalog import Attachment, Job, NodeRecord, Seat, State, node_id
 from .placement import place, too_many_blocks
 
 REASON_CHARS_MAX = 1_000
@@ -37,6 +37,14 @@ class Outcome(NamedTuple):
     effects: tuple[Any, ...] = ()
     maps: tuple[int, ...] = ()
     waits: bool = False
+
+
+class Sight(NamedTuple):
+    """What a registration must know beyond the stored state."""
+
+    servers: list[NodeRecord]  # that may be given ranges; none = wait
+    gone: Callable[[str], bool]  # is that agent surely dead?
+    size: Callable[[State], int]  # bytes of a state in the store
 
 
 # -- nodes ------------------------------------------------------------------------------------------------------------
@@ -106,19 +114,15 @@ def catch_up(state: State, token: int) -> Outcome:
 # -- jobs -------------------------------------------------------------------------------------------------------------
 
 
-def register(
-    state: State, sender: str, ask: m.JobAsk, servers: list[NodeRecord], gone: Callable[[str], bool], limits: Limits
-) -> Outcome:
-    """A job's number: a new one, or that of the same job while it runs.  `gone(agent)`: that node is surely dead."""
+def register(state: State, sender: str, ask: m.JobAsk, sight: Sight, limits: Limits) -> Outcome:
+    """A job's number: a new one, or that of the same job while it runs."""
     try:
-        return _register(state, sender, ask, servers, gone, limits)
+        return _register(state, sender, ask, sight, limits)
     except RequestError as refused:
         return Outcome(state, (Send(sender, m.JobTold(ask.request, refused.code, refused.text, 0)),))
 
 
-def _register(
-    state: State, sender: str, ask: m.JobAsk, servers: list[NodeRecord], gone: Callable[[str], bool], limits: Limits
-) -> Outcome:
+def _register(state: State, sender: str, ask: m.JobAsk, sight: Sight, limits: Limits) -> Outcome:
     try:
         spec = JobSpec.from_document(ask.document)
     except UsageError as error:
@@ -129,15 +133,15 @@ def _register(
     if named is not None and named.running:
         if _with_blocks_of(spec, named.spec) == named.spec:
             return Outcome(state, (Send(sender, m.JobTold(ask.request, Code.OK, named.why, named.number)),))
-        if not all(gone(agent) for agent in named.agents()):
+        if not all(sight.gone(agent) for agent in named.agents()):
             raise RequestError(Code.COLLIDE, _collision(spec, named.spec))
         before = end(state, named.number, STOPPED, "its agent is gone, and its name was used again")
-    if not servers:
+    if not sight.servers:
         return Outcome(state, waits=True)
 
-    job = _placed(before.state, spec, sender, servers, limits)
-    after = prune(before.state._replace(last=job.number).with_job(job), limits)
-    if len(pack(after)) > limits.state_bytes_max:
+    job = _placed(before.state, spec, sender, sight.servers, limits)
+    after = prune(before.state._replace(last=job.number).with_job(job), sight.size, limits)
+    if sight.size(after) > limits.state_bytes_max:
         raise RequestError(Code.NOSPC, "the master's state is full: stop jobs with `plugml stop JOB`, or use fewer tables")
     log = Log("job", {"job": job.number, "name": spec.name, "state": RUNNING, "workers": spec.workers, "placement": job.why})
     told = Send(sender, m.JobTold(ask.request, Code.OK, job.why, job.number))
@@ -184,7 +188,8 @@ def _collision(asked: JobSpec, running: JobSpec) -> str:
     what = f"{key} = {shown(theirs[key])}, here {shown(mine[key])}"
     if key == "tables":
         what = "other tables"
-        for old, new in zip(theirs[key], mine[key]):
+        same_count = len(mine[key]) == len(theirs[key])
+        for old, new in zip(theirs[key], mine[key]) if same_count else ():
             field = next((field for field in old if old[field] != new[field]), "")
             if field:
                 what = f"table {old['name']}: {field} = {shown(old[field])}, here {shown(new[field])}"
@@ -216,7 +221,10 @@ def attach(state: State, sender: str, ask: m.AttachAsk) -> Outcome:
     last = job.attached.get(ask.worker)
     if last is not None and last.agent == sender and ask.request <= last.request:
         return told(state, Code.OK, "", last.gen) if ask.request == last.request else Outcome(state)
-    gen = last.gen + 1 if last is not None else 1
+    newest = last.gen if last is not None else 0
+    if ask.after != newest:
+        return told(state, Code.AGAIN, f"worker {ask.worker} is at generation {newest}, not {ask.after}", newest)
+    gen = newest + 1
     attached = {**job.attached, ask.worker: Attachment(gen, sender, ask.request)}
     # Generations travel with the next map: nobody decides by them, so the token stays and no node is disturbed.
     return told(state._replace(jobs={**state.jobs, job.number: job._replace(attached=attached)}), Code.OK, "", gen)
@@ -238,14 +246,14 @@ def remove(state: State, number: int) -> Outcome:
     return Outcome(state._replace(jobs=jobs), (Log("job_removed", {"job": number, "name": state.jobs[number].spec.name}),))
 
 
-def prune(state: State, limits: Limits) -> State:
+def prune(state: State, size: Callable[[State], int], limits: Limits) -> State:
     """Forget the oldest ended jobs: at most `jobs_kept` of them stay, and fewer where the state grows too large."""
     ended = [number for number, job in sorted(state.jobs.items()) if not job.running]
     surplus = ended[: max(0, len(ended) - limits.jobs_kept)]
     while True:
         state = state._replace(jobs={number: job for number, job in state.jobs.items() if number not in surplus})
         ended = [number for number in ended if number not in surplus]
-        if not ended or len(pack(state)) <= limits.state_bytes_max * 3 // 4:
+        if not ended or size(state) <= limits.state_bytes_max * 3 // 4:
             return state
         surplus = ended[: max(1, len(ended) // 4)]
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from ..core.effects import Log, Stop
 from ..core.errors import WorldError
 from ..core.limits import Limits
-from .catalog import State, fresh, pack, unpack
+from .catalog import Packer, State, fresh, unpack
 from .decisions import Outcome
 from .effects import CONFLICT, OK, STATE_KEY, StoreCas, StoreDone
 
@@ -37,6 +37,7 @@ class Ledger:
     def __init__(self, writer: str, limits: Limits) -> None:
         self.limits = limits
         self.writer = writer
+        self.packer = Packer()
         self.state: State | None = None
         self.version = 0
         self.trouble = ""  # what the store said last, "" = all is well
@@ -83,7 +84,7 @@ class Ledger:
     def _fly(self, version: int, state: State) -> StoreCas:
         assert self.flying is None
         self._next = state
-        self.flying = StoreCas(STATE_KEY, version, pack(state))
+        self.flying = StoreCas(STATE_KEY, version, self.packer.pack(state))
         return self.flying
 
     # -- the store
@@ -109,6 +110,7 @@ class Ledger:
         effects: list[Any] = []
         if self.state is None:
             effects.append(Log("state_opened", {"term": self._next.term, "token": self._next.token, "jobs": len(self._next.jobs)}))
+            effects.append(Log("ready", {}))
         if self.trouble:
             effects.append(Log("store_well", {"version": version}))
         held = self._held

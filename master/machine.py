@@ -210,7 +210,8 @@ class MasterMachine:
 
     def _register_job(self, state: State, sender: str, ask: m.JobAsk, now_us: int) -> Outcome:
         servers, why = self._placeable(now_us)
-        outcome = decisions.register(state, sender, ask, servers, self._gone, self.limits)
+        sight = decisions.Sight(servers, self._gone, self.ledger.packer.size)
+        outcome = decisions.register(state, sender, ask, sight, self.limits)
         if not outcome.waits:
             self.waiting.pop(sender, None)
             return outcome
@@ -226,7 +227,7 @@ class MasterMachine:
         if awaited:
             return [], f"{', '.join(awaited[:4])} may still be alive"
         settling = now_us < self.members.start_us + self.limits.settle_us
-        if settling and len(servers) < self.servers_expected:
+        if servers and settling and len(servers) < self.servers_expected:
             return [], f"{len(servers)} of {plural(self.servers_expected, 'server')} are there"
         return servers, "" if servers else "no server is registered: start one with `plugml server`"
 

@@ -127,7 +127,7 @@ SHAPES: tuple[Shape, ...] = (
     _shape(43, m.BeatAck),
     _shape(44, m.JobAsk),
     _shape(45, m.JobTold, a="code"),
-    _shape(46, m.AttachAsk),
+    _shape(46, m.AttachAsk, a="after"),
     _shape(47, m.AttachTold, a="code"),
     _shape(48, m.MapAsk),
     _shape(49, m.MapTold),

@@ -381,11 +381,16 @@ class JobTold(NamedTuple):
 
 
 class AttachAsk(NamedTuple):
-    """A new incarnation of a worker: the master raises its gen in the store before it answers."""
+    """A new incarnation of a worker: the master raises its gen in the store before it answers.
+
+    `after` is the gen that the asker knows, 0 = none: only that one is followed.  So a late question of an agent that
+    is dead fences nobody; who knows an old gen is told the newest one (code AGAIN) and asks again.
+    """
 
     request: int
     job: int
     worker: int
+    after: int
 
 
 class AttachTold(NamedTuple):

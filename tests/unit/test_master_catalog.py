@@ -1,0 +1,122 @@
+"""The stored state and the weights of ranges: small, complete, and the same as what agents compute."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.fuzz.master_world import LIMITS
+
+from plugml.core.errors import WorldError
+from plugml.core.job import JobSpec
+from plugml.core.jobmap import RUNNING, pieces, ranges_used
+from plugml.core.table import DTYPES, TableSpec
+from plugml.master.catalog import Attachment, Job, NodeRecord, Packer, State, pack, unpack
+from plugml.master.decisions import lose, prune
+from plugml.master.placement import place, table_places, too_many_blocks, weights_of
+
+
+def a_state(jobs: int = 2, servers: int = 3, **more: object) -> State:
+    nodes = [NodeRecord(f"s{n}.0000000{n}", "server", f"h{n}", f"ipc:///s{n}", 7, "b") for n in range(servers)]
+    made = {}
+    for number in range(1, jobs + 1):
+        spec = JobSpec(f"job{number}", 4, (TableSpec("w", (100, 100)),)).with_blocks(servers, LIMITS)
+        seats, why = place(spec, nodes, 256, LIMITS)
+        endpoints = {node.name: node.endpoint for node in nodes if any(node.name in seat.replicas for seat in seats.values())}
+        attached = {2: Attachment(3, "a0.1", 99), 0: Attachment(1, "a1.1", 5)}
+        made[number] = Job(number, spec, RUNNING, "", why, "a0.1", seats, endpoints, attached)
+    return State(3, 17, jobs, 256, "m0.1", {node.name.split(".")[0]: node for node in nodes}, made)._replace(**more)
+
+
+def test_a_state_comes_back_from_its_bytes_and_equal_states_have_equal_bytes() -> None:
+    state = a_state()
+    assert unpack(pack(state)) == state
+    turned = state._replace(jobs=dict(reversed(state.jobs.items())), nodes=dict(reversed(state.nodes.items())))
+    assert pack(turned) == pack(state)
+    packer = Packer()
+    other = state._replace(jobs={**state.jobs, 1: state.jobs[1]._replace(state="finished")})
+    for item in (state, other, state, other._replace(jobs={}), other):
+        assert packer.pack(item) == pack(item)
+
+
+def test_a_state_of_another_format_names_both() -> None:
+    packed = pack(a_state()).replace(b"\xa6format\x01", b"\xa6format\x02")
+    with pytest.raises(WorldError, match="format 2 and this plugml reads 1"):
+        unpack(packed)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_a_damaged_state_is_read_or_refused_but_never_breaks_the_master(data: st.DataObject) -> None:
+    packed = bytearray(pack(a_state(jobs=1)))
+    for _ in range(data.draw(st.integers(1, 3))):
+        packed[data.draw(st.integers(0, len(packed) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        unpack(bytes(packed[: data.draw(st.integers(0, len(packed)))] if data.draw(st.booleans()) else packed))
+    except WorldError:
+        pass
+
+
+def test_a_full_cluster_fits_into_the_store() -> None:
+    state = a_state(jobs=200, servers=64)
+    assert len(pack(state)) < LIMITS.state_bytes_max
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    shapes=st.lists(st.tuples(st.integers(1, 3000), st.sampled_from(sorted(DTYPES))), min_size=1, max_size=4),
+    block_bytes=st.sampled_from([4, 24, 64, 1000]),
+    power=st.integers(0, 8),
+)
+def test_ranges_and_bytes_are_those_that_agents_compute(shapes: list[tuple[int, str]], block_bytes: int, power: int) -> None:
+    tables = tuple(
+        TableSpec(f"t{n}", (count,), dtype=dtype, optimizer="add", block_bytes=block_bytes) for n, (count, dtype) in enumerate(shapes)
+    )
+    spec, ranges = JobSpec("job", 1, tables), 1 << power
+    weights: dict[int, int] = dict.fromkeys(ranges_used(spec, ranges), 0)
+    blocks: dict[int, int] = {}
+    for piece in pieces(spec, ranges):
+        weights[piece.range] += piece.nbytes
+        blocks[piece.range] = blocks.get(piece.range, 0) + 1
+    assert weights_of(spec, ranges) == weights
+    assert sum(sum(place.blocks.values()) for place in table_places(spec, ranges)) == sum(blocks.values())
+    few = dataclasses.replace(LIMITS, segments_max=max(blocks.values()))
+    assert too_many_blocks(spec, ranges, few) == ""
+    assert too_many_blocks(spec, ranges, dataclasses.replace(few, segments_max=few.segments_max - 1)) != ""
+
+
+def test_losing_a_node_touches_only_what_it_had() -> None:
+    state = a_state()
+    victim = state.jobs[1].servers()[0]
+    outcome = lose(state, victim, "why")
+    assert victim.split(".")[0] not in outcome.state.nodes
+    for number, job in outcome.state.jobs.items():
+        for n, seat in job.seats.items():
+            before = state.jobs[number].seats[n]
+            assert seat == before if victim not in before.replicas else seat.replicas == () and seat.epoch == before.epoch + 1
+    assert lose(outcome.state, victim, "why").state == outcome.state
+
+
+def test_a_range_with_another_copy_is_led_by_it() -> None:
+    """One copy is all that is placed today; the decision is made for more."""
+    state = a_state(jobs=1, servers=2)
+    job = state.jobs[1]
+    names = sorted(node.name for node in state.nodes.values())
+    both = {n: seat._replace(replicas=(names[0], names[1])) for n, seat in job.seats.items()}
+    endpoints = {node.name: node.endpoint for node in state.nodes.values()}
+    state = state._replace(jobs={1: job._replace(seats=both, endpoints=endpoints)})
+    after = lose(state, names[0], "why").state.jobs[1]
+    assert after.running and after.servers() == [names[1]]
+    assert {seat.epoch for seat in after.seats.values()} == {2}
+
+
+def test_the_oldest_ended_jobs_are_forgotten_first_and_running_ones_never() -> None:
+    state = a_state(jobs=10)
+    ended = {n: job if n % 2 else job._replace(state="finished") for n, job in state.jobs.items()}
+    size = Packer().size
+    after = prune(state._replace(jobs=ended), size, dataclasses.replace(LIMITS, jobs_kept=2))
+    assert sorted(after.jobs) == [1, 3, 5, 7, 8, 9, 10]
+    tight = prune(state._replace(jobs=ended), size, dataclasses.replace(LIMITS, state_bytes_max=2000))
+    assert sorted(tight.jobs) == [1, 3, 5, 7, 9]
