@@ -14,6 +14,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -137,10 +138,30 @@ def train_together(work: Path, workers: list[Worker], shards: tuple[Path, ...]) 
     say(f"$ plugml run --name digits --table w=10,65:f64,lr=1.0 {' '.join('--worker ...' for _ in workers)}")
     environ = {key: value for key, value in os.environ.items() if not key.startswith("PLUGML_CLUSTER")}
     environ["PYTHONPATH"] = os.pathsep.join(part for part in (str(TOP), os.environ.get("PYTHONPATH")) if part)
-    done = subprocess.run(command, env=environ)
-    if done.returncode:
-        raise DemoFailedError(f"plugml run ended with {done.returncode}; its lines are above, the programs' in {work / 'result' / 'logs'}")
+    code = run_to_its_end(command, environ)
+    if code:
+        raise DemoFailedError(f"plugml run ended with {code}; its lines are above, the programs' in {work / 'result' / 'logs'}")
     return json.loads((work / "result" / "result.json").read_text())
+
+
+def run_to_its_end(command: list[str], environ: dict[str, str]) -> int:
+    """Run a command that cleans up behind itself: Ctrl-C and SIGTERM are passed on, and its end is waited for."""
+    interrupts: list[int] = []
+    process = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, process_group=0)
+
+    def pass_on(number: int, _frame: object) -> None:
+        interrupts.append(number)
+        process.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if interrupts:
+        raise KeyboardInterrupt
+    return code
 
 
 def train_serially(work: Path, workers: list[Worker], shards: tuple[Path, ...]) -> tuple[Path, Path]:

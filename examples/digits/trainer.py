@@ -11,6 +11,7 @@ The lines marked "plugml" are all that was added to train it on many workers.  W
 import sys
 
 import numpy as np
+
 from plugml.client import attach  # plugml
 
 shard, steps, out = sys.argv[1], int(sys.argv[2]), sys.argv[3]

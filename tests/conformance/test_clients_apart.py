@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from plugml.core.errors import Code
 from plugml.core.job import JobSpec
 from plugml.core.table import TableSpec

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+
 from plugml.core.job import JobSpec
 from plugml.core.table import TableSpec
 from plugml.shm_protocol.create import create_channel
