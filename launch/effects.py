@@ -77,6 +77,12 @@ class PublishResult(NamedTuple):
     document: dict[str, Any]
 
 
+class DiscardResult(NamedTuple):
+    """Nothing will come of the files in `scratch`: remove them."""
+
+    scratch: str
+
+
 class Tell(NamedTuple):
     """A sentence for the user.  level: info | warn | error | detail (detail only with -v)."""
 

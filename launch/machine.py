@@ -32,9 +32,13 @@ REASON_MAX = 500  # characters of a reason that go to the master
 
 
 class RunMachine:
-    """One run of one job on one host.  `logs` is where the workers' output is kept, for the sentences."""
+    """One run of one job on one host.
 
-    def __init__(self, plan: RunPlan, host: str, logs: str, limits: Limits, now_us: int) -> None:
+    `logs` is where the workers' output is kept, for the sentences; `rescue` the directory that takes the result when
+    its own place does not.
+    """
+
+    def __init__(self, plan: RunPlan, host: str, logs: str, rescue: str, limits: Limits, now_us: int) -> None:
         self.limits = limits
         self.phase = CONNECTING
         self.verdict: Verdict | None = None
@@ -57,6 +61,7 @@ class RunMachine:
         self._looks: set[int] = set()
         self._signals = 0
         self._place = self._scratch = ""
+        self._rescue = rescue
         crew = self.crew
         self._handlers: dict[type[Any], Callable[[Any, int], list[Any]]] = {
             e.AgentUp: self._on_agent_up, e.AgentDown: self._on_agent_down, e.Answer: self._on_answer,
@@ -191,6 +196,7 @@ class RunMachine:
         state, reason = str(news.get("state")), str(news.get("reason") or "")
         if state == LOST:
             text = f"the job is lost: {reason or 'a server that held the only copy of a part is gone'}"
+            self._rescue = ""  # nobody has the values any more
             failed = self._on_result_failed(e.ResultFailed(self._place, reason), now_us) if self.phase == SAVING else []
             return [Verdict(LOST, text, EX_WORLD), *failed]
         if state in (STOPPED, FAILED) and self.phase not in (SAVING, CLOSING):
@@ -322,7 +328,14 @@ class RunMachine:
         if self.verdict.exit_code == 0:
             self.verdict = Verdict(FAILED, text, EX_WORLD)
         self.crew.warnings.append(text)
-        return [e.Tell("error", text), *self._close(now_us)]
+        out: list[Any] = [e.Tell("error", text)]
+        if self._scratch:
+            out.append(e.DiscardResult(self._scratch))
+            self._scratch = ""
+        if self._rescue and not self.crew.deserted and self._up:
+            self._place, self._rescue = self._rescue, ""
+            return [*out, e.Tell("warn", f"saving it in {self._place} instead"), e.PrepareResult(self._place)]
+        return [*out, *self._close(now_us)]
 
     def _close(self, now_us: int) -> list[Any]:
         assert self.verdict
@@ -334,9 +347,8 @@ class RunMachine:
         return [self._ask("end", state=state, reason=self.verdict.reason[:REASON_MAX])]
 
     def _ended(self, event: e.Answer, now_us: int) -> list[Any]:
-        assert self.verdict
-        quiet = not event.code or self.verdict.state == LOST
-        return [*([] if quiet else [e.Tell("warn", f"the job's end was not noted: {event.text}")]), *self._finish(now_us)]
+        told = [e.Tell("detail", f"the job's end was not noted: {event.text}")] if event.code else []
+        return [*told, *self._finish(now_us)]
 
     def _finish(self, now_us: int) -> list[Any]:
         assert self.verdict
@@ -396,10 +408,8 @@ class RunMachine:
             return []
         self._looks.discard(worker.number)
         silent_us = now_us - worker.moved_us
-        text = words.wait_line(
-            self.plan.spec.name, worker.clocks, worker.number, silent_us, event.spoke, event.state, worker.pid
-        )  # fmt: skip
-        return [e.Tell("info", text)]
+        job = self.plan.spec.name
+        return [e.Tell("info", words.wait_line(job, worker.clocks, worker.number, silent_us, event.spoke, event.state, worker.pid))]
 
     def _ask(self, op: str, worker: int = -1, **fields: Any) -> e.Ask:
         self._number += 1

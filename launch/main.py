@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import signal
 import time
 import traceback
@@ -27,6 +28,7 @@ from ..shm_protocol.info import parse_info
 from . import effects as e
 from . import host, words
 from .agentlink import AgentLink
+from .discovery import state_home
 from .environment import thread_note, worker_environment
 from .guard import Guard
 from .machine import RunMachine
@@ -77,7 +79,8 @@ class Run:
             WorkerOutput(worker, place.logs / f"w{worker}.log", self.screen, merge, self.colour) for worker in range(plan.workers)
         ]
         self.programs: dict[tuple[int, int], Child] = {}
-        self.machine = RunMachine(plan, host.host_name(), str(place.logs), Limits(), now_us())
+        rescue = f"{state_home(environ)[0]}-rescued/{plan.spec.name}-{secrets.token_hex(3)}"
+        self.machine = RunMachine(plan, host.host_name(), str(place.logs), rescue, Limits(), now_us())
         self.driver = Driver(self.loop, self.machine, self._performers(), now_us)
         self.link = AgentLink(self.loop, root / SOCKET, self._feed)
         live = self.screen.is_terminal(2) and not options.quiet
@@ -116,7 +119,8 @@ class Run:
         return {
             e.Ask: lambda effect: self.link.ask(effect), e.MakeChannel: self._make_channel, e.DropChannel: self._drop_channel,
             e.DeclareGone: self._declare_gone, e.Spawn: self._spawn, e.Signal: self._signal, e.Look: self._look,
-            e.PrepareResult: self._prepare, e.PublishResult: self._publish, e.Tell: self._tell, e.Show: self._show,
+            e.PrepareResult: self._prepare, e.PublishResult: self._publish,
+            e.DiscardResult: lambda effect: self.place.discard(effect.scratch), e.Tell: self._tell, e.Show: self._show,
             e.Finish: self._finish,
         }  # fmt: skip
 
@@ -232,7 +236,6 @@ class Run:
             if error is None:
                 self._feed(e.ResultSaved(effect.directory, job.result()))
             elif isinstance(error, (OSError, WorldError)):
-                self.place.discard(effect.scratch)
                 self._feed(e.ResultFailed(effect.directory, getattr(error, "strerror", "") or str(error)))
             else:
                 raise error

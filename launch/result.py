@@ -54,6 +54,9 @@ class Place:
         """Let go of the place and remove what is empty in it; a run that left nothing leaves no directory either."""
         if self._lock_fd < 0:
             return
+        for log in self.logs.glob("w*.log"):
+            if log.stat().st_size == 0:
+                log.unlink()
         for entry in (self.logs, *self.directory.glob("w*")):
             _remove_empty(entry)
         (self.directory / ".lock").unlink(missing_ok=True)

@@ -21,7 +21,7 @@ class Theatre:
     def __init__(self, **flags: Any) -> None:
         flags = {"tables": ["w=4"], "argv": ["./t", "{worker}"], "workers": 3, **flags}
         self.now_us = 1_000
-        self.machine = RunMachine(make_plan({}, "job.toml", flags, "/dir"), "here", "/dir/logs", LIMITS, self.now_us)
+        self.machine = RunMachine(make_plan({}, "job.toml", flags, "/dir"), "here", "/dir/logs", "/rescue", LIMITS, self.now_us)
         self.gens: dict[int, int] = {}
         self.running: dict[int, int] = {}  # worker -> gen
         self.pushes: dict[int, int] = {}  # of the generation that runs
@@ -38,6 +38,7 @@ class Theatre:
         self.spoke: set[int] = set()
         self.state = "S"
         self.saving = ""  # why a save fails
+        self.full = True  # the rescue place, too
         self.dies_of_sigterm = True
 
     # -- acting
@@ -119,7 +120,7 @@ class Theatre:
         self.tell(e.Looked(effect.worker, effect.gen, effect.worker in self.spoke, self.state))
 
     def do_PrepareResult(self, effect: e.PrepareResult) -> None:
-        if self.saving:
+        if self.saving and (effect.directory != "/rescue" or self.full):
             self.tell(e.ResultFailed(effect.directory, self.saving))
         else:
             self.tell(e.ResultReady(effect.directory, effect.directory + "/.saving"))
@@ -136,7 +137,7 @@ class Theatre:
 
     def nothing(self, effect: Any) -> None: ...
 
-    do_DropChannel = do_DeclareGone = do_Show = nothing
+    do_DropChannel = do_DeclareGone = do_Show = do_DiscardResult = nothing
 
     @property
     def text(self) -> str:
@@ -460,6 +461,15 @@ def test_a_failed_save_fails_the_run() -> None:
     t.tell(e.Signalled(2))
     ends(t, 130, "stopped")
     assert "NOSPC: full" in t.text
+
+
+def test_a_result_whose_place_is_full_is_saved_elsewhere_and_the_run_fails_all_the_same() -> None:
+    t = Theatre(workers=1).start()
+    t.train(1)
+    t.saving, t.full = "No space left on device", False
+    t.exit(0, 0)
+    assert ends(t, 1, "failed")["result"] == "/rescue"
+    assert "saving it in /rescue instead" in t.text
 
 
 def test_a_worker_that_never_says_hello_is_named() -> None:

@@ -1,0 +1,144 @@
+"""`plugml run` as a user has it, in a directory and channel roots of the test's own, and tiny programs to run.
+
+    T n s g       n steps; before each, sleep s seconds; push the constant g; at the end print clock and first value
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 120.0  # a hang limit
+
+TRAINER = """
+import sys, time
+import numpy as np
+from plugml.client import attach
+n, s, g = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
+plug = attach()
+w = np.zeros(4, dtype=np.float32)
+plug.pull(w)
+clock = plug.clock if hasattr(plug, "clock") else 0
+for clock in plug.clocks(n):
+    if s:
+        time.sleep(s)
+    plug.step(np.full(4, g, dtype=np.float32), w)
+print("clock", clock + 1, "first", repr(float(w[0])))
+"""
+
+
+class Place:
+    """A directory to run in, with its own state and channel root."""
+
+    def __init__(self, directory: Path, root: Path) -> None:
+        self.directory = directory
+        self.root = root
+        self.state = directory / ".state"
+        self.environ = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("PLUGML_") or name == "PLUGML_TEST_MARK"},
+            "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(self.state), "PLUGML_ROOT": str(root), "PLUGML_CHECK": "1",
+        }  # fmt: skip
+        self.write("t.py", TRAINER)
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.directory / name
+        path.write_text(text)
+        return path
+
+    def argv(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "plugml", *words]
+
+    def trainer(self, clocks: int, sleep: float = 0, gradient: float = 1) -> list[str]:
+        return [sys.executable, "t.py", str(clocks), str(sleep), str(gradient)]
+
+    def start(self, *words: str, **more: Any) -> subprocess.Popen[str]:
+        """Begin; stdout and stderr apart."""
+        more = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
+        return subprocess.Popen(self.argv(*words), cwd=self.directory, env=self.environ, text=True, errors="replace", **more)
+
+    def run(self, *words: str, code: int | None = 0, **more: Any) -> subprocess.CompletedProcess[str]:
+        """Begin and wait for the end; `code` is the exit code that it must have."""
+        return ended(self.start(*words, **more), code)
+
+    def result(self, job: str) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads((self.directory / "plugml-runs" / job / "result.json").read_text())
+        return document
+
+    def is_clean(self) -> bool:
+        """No cluster has left anything."""
+        states = self.state / "plugml"
+        return not os.listdir(self.root) and not (states.exists() and os.listdir(states))
+
+
+def ended(process: subprocess.Popen[str], code: int | None = 0) -> subprocess.CompletedProcess[str]:
+    try:
+        out, err = process.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        pytest.fail(f"it hangs:\n{out}\n{err}")
+    assert code is None or process.returncode == code, f"exit code {process.returncode}, not {code}:\n{out}\n{err}"
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def children(pid: int) -> dict[int, list[str]]:
+    """Every process below `pid` with its command line."""
+    found: dict[int, list[str]] = {}
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            numbers = [int(word) for word in task.read_text().split()]
+        except OSError:  # the thread has ended
+            continue
+        for number in numbers:
+            try:
+                found[number] = (Path("/proc") / str(number) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            except OSError:
+                continue
+            found |= children(number)
+    return found
+
+
+def find_child(pid: int, words: Sequence[str], count: int = 1) -> list[int]:
+    """Wait until `count` processes below `pid` have all these words in their command line; gives their pids."""
+    end = time.monotonic() + LIMIT_S
+    while time.monotonic() < end:
+        found = [number for number, line in children(pid).items() if all(any(word in part for part in line) for word in words)]
+        if len(found) >= count:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"no process with {words} below {pid}: {children(pid)}")
+
+
+def wait_for(condition: Any, what: str) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end, f"it never came true: {what}"
+        time.sleep(0.02)
+
+
+def end_pid(pid: int, number: int = signal.SIGKILL) -> None:
+    os.kill(pid, number)
+
+
+@pytest.fixture
+def place(tmp_path: Path, no_leaks: None) -> Iterator[Place]:
+    """Fails the test that leaves a process, or anything in root or state, behind."""
+    root = Path("/dev/shm") / f"pml-{secrets.token_hex(4)}"
+    root.mkdir(mode=0o700)
+    made = Place(tmp_path, root)
+    yield made
+    left = [str(path) for path in root.rglob("*")]
+    shutil.rmtree(root, ignore_errors=True)
+    assert not left, f"left in the channel root: {left}"
