@@ -174,8 +174,13 @@ class Desk:
             return self._no(ticket, *ended)
         if ticket.op == "register":
             return self._yes(ticket, {"job": job.number, "spec": job.spec.to_document()})
-        number, worker = job.number, ticket.worker
-        return self._ask_master(ticket, lambda request: m.AttachAsk(request, number, worker), now_us)
+        return self._ask_attach(ticket, job.newest_gen(ticket.worker), now_us)
+
+    def _ask_attach(self, ticket: Ticket, after: int, now_us: int) -> list[Any]:
+        """Ask for the generation that follows `after`."""
+        assert ticket.job is not None
+        number, worker = ticket.job.number, ticket.worker
+        return self._ask_master(ticket, lambda request: m.AttachAsk(request, number, worker, after), now_us)
 
     def on_map(self, job: Job, moved: frozenset[int], now_us: int) -> list[Any]:
         waiting = [ticket for ticket in self.for_map if ticket.job is job]
@@ -203,6 +208,8 @@ class Desk:
         return effects
 
     def _on_attach_told(self, ticket: Ticket, told: m.AttachTold, now_us: int) -> list[Any]:
+        if told.code == Code.AGAIN:
+            return self._ask_attach(ticket, told.gen, now_us)  # the newest generation was not known here
         if told.code:
             return self._no(ticket, told.code, told.text)
         job = ticket.job

@@ -123,17 +123,20 @@ class Launcher:
 
     def _greeted(self, answer: dict[str, Any]) -> None:
         """This agent knows the job: repeat what is unanswered, or begin."""
-        self._ready = True
         self.job_number = int(answer["job"])
         self.ledger.registered(JobSpec.from_document(answer["spec"]))
-        for document, _then in list(self._pending.values()):
-            if document["op"] not in GREETING:
-                self._write(document)
+        self._repeat()
         if not self._registered:
             self._registered = True
             for worker in self.workers:
                 if worker not in self.finished:
                     self.attach(worker)
+
+    def _repeat(self) -> None:
+        self._ready = True
+        for document, _then in list(self._pending.values()):
+            if document["op"] not in GREETING:
+                self._write(document)
 
     def _retry(self, life: int) -> None:
         if self.alive and life == self._life:
@@ -200,8 +203,11 @@ class Launcher:
             return
         if asked["op"] in ("exited", "opened"):
             return  # the channel is gone already
-        if answer.get("code") == "STOP" and asked["op"] in ("export", "register"):
-            return  # the job has ended meanwhile
+        if answer.get("code") == "STOP" and asked["op"] == "register":
+            self._repeat()  # the job has ended meanwhile; the agent knows it by its number now
+            return
+        if answer.get("code") == "STOP" and asked["op"] == "export":
+            return
         if answer.get("code") == "AGAIN":
             self._pending[asked["id"]] = (asked, then)
             self.world.after(RETRY_US, self._write, asked)
@@ -299,7 +305,9 @@ class Launcher:
 
     def waits(self) -> list[str]:
         """What this launcher still waits for, for the report of a stuck run."""
-        lines = [f"op {document}" for document, _then in self._pending.values()]
+        state = "alive" if self.alive else "dead"
+        lines = [f"launcher of {self.host.name} is {state}: finished {self.finished} of {self.workers}, starting {self.starting}, job {self.job_state}"]
+        lines += [f"op {document}" for document, _then in self._pending.values()]
         for program in self.programs.values():
             since = program.waiting_since_us
             if since is not None:
