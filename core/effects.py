@@ -7,7 +7,8 @@ compare-and-swap of the state store) are defined beside that part's machine.
 
 from __future__ import annotations
 
-from typing import Any, Callable, NamedTuple, Protocol, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 
 class Effect(Protocol):

@@ -10,7 +10,6 @@ from .errors import UsageError, shown
 from .limits import KIB, Limits
 from .table import COMBINES, Layout, TableSpec, check_name, choose_block_bytes, unknown_key
 
-
 ON_WORKER_LOSS = ("wait", "shrink", "stop")
 #: A job's document travels inside a job's map, whose message has at most 64 KiB.
 DOCUMENT_BYTES_MAX = 48 * KIB

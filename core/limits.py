@@ -6,8 +6,8 @@ half of each line (`simulated`) is the range it draws from.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Callable
 
 MS = 1_000
 SECOND = 1_000_000

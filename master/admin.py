@@ -10,7 +10,7 @@ from typing import Any
 
 import msgpack
 
-from ..core.limits import KIB, Limits
+from ..core.limits import KIB
 from .catalog import Job, State
 from .membership import DEAD, Life, Membership
 from .placement import seat_reason, table_lines, weights_of

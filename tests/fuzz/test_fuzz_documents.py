@@ -6,12 +6,12 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fuzz.messages import DOCUMENTS, PLAIN
 
 from plugml.core.errors import PeerError, UsageError
 from plugml.core.job import JobSpec
 from plugml.core.jobmap import RUNNING, Assignment, JobMap, ranges_used
 from plugml.core.table import TableSpec
+from tests.fuzz.messages import DOCUMENTS, PLAIN
 
 SPEC = JobSpec("job", 2, (TableSpec("w", (10, 64), block_bytes=256),), settings={"a": [1, {"b": None}]})
 MAP = JobMap(1, 1, SPEC, RUNNING, "", 16, {n: Assignment(1, ("s0.a",)) for n in ranges_used(SPEC, 16)}, {"s0.a": "x"}, {0: 1})

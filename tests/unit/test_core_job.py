@@ -7,13 +7,12 @@ from typing import Any
 import msgpack
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
-from tests.fuzz.messages import DOCUMENTS
 
 from plugml.core.errors import UsageError
 from plugml.core.job import DOCUMENT_BYTES_MAX, JobSpec, packed_bytes
 from plugml.core.limits import Limits
 from plugml.core.table import TableSpec
+from tests.fuzz.messages import DOCUMENTS
 
 W = TableSpec("w", (10, 64))
 N = TableSpec("n", (5,), dtype="i64", optimizer="add")

@@ -108,6 +108,14 @@ def test_a_heavy_range_gets_a_server_and_the_rest_goes_round_it() -> None:
     assert all(share.servers[0] != heavy for number, share in placement.items() if number)
 
 
+def test_heavy_ranges_choose_first() -> None:
+    """Light ones first would fill both servers evenly, and the heavy one would then come on top."""
+    weights = {**dict.fromkeys(range(8), 1 << 20), 15: 8 << 20}
+    servers = members(2)
+    placement, _ = Ring(servers, 16, POINTS).place(weights)
+    assert sorted(loads(placement, weights, servers).values()) == [8 << 20, 8 << 20]
+
+
 def test_too_few_servers_or_hosts_for_the_copies_is_said() -> None:
     placement, reason = Ring(members(1), 16, POINTS).place(even(16), copies=2)
     assert {share.servers for share in placement.values()} == {("s0",)}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.fuzz.master_world import LIMITS, MasterWorld, spec
 
 from plugml.core.errors import Code
 from plugml.core.job import JobSpec
 from plugml.core.limits import Limits
 from plugml.core.table import TableSpec
 from plugml.wire import messages as m
+from tests.fuzz.master_world import LIMITS, MasterWorld, spec
 
 S0, S1, A0 = "s0.00000001", "s1.00000002", "a0.00000003"
 

@@ -7,7 +7,6 @@ import dataclasses
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fuzz.master_world import LIMITS
 
 from plugml.core.errors import WorldError
 from plugml.core.job import JobSpec
@@ -16,6 +15,7 @@ from plugml.core.table import DTYPES, TableSpec
 from plugml.master.catalog import Attachment, Job, NodeRecord, Packer, State, pack, unpack
 from plugml.master.decisions import lose, prune
 from plugml.master.placement import place, table_places, too_many_blocks, weights_of
+from tests.fuzz.master_world import LIMITS
 
 
 def a_state(jobs: int = 2, servers: int = 3, **more: object) -> State:

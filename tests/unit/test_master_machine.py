@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.fuzz.master_world import LIMITS, SECOND, MasterWorld, spec
 
 from plugml.core.errors import Code
 from plugml.core.job import JobSpec
@@ -16,6 +15,7 @@ from plugml.master.catalog import pack
 from plugml.master.effects import STATE_KEY, StoreDone
 from plugml.master.store import MemoryStore
 from plugml.wire import messages as m
+from tests.fuzz.master_world import LIMITS, SECOND, MasterWorld, spec
 
 S0, S1, A0 = "s0.00000001", "s1.00000002", "a0.00000003"
 
@@ -80,7 +80,7 @@ def test_a_restarted_node_takes_the_place_of_its_silent_predecessor(world: Maste
         world.register("s0.0000000a")
     assert world.take("s0.0000000a", m.Registered)[0].known
     assert world.state.nodes["s0"].name == "s0.0000000a"
-    assert S0 in world.gone and f"s0.0000000a took its place" in world.events("dead")[0]["why"]
+    assert S0 in world.gone and "s0.0000000a took its place" in world.events("dead")[0]["why"]
     world.beat(S0)
     assert not world.one(S0, m.BeatAck).known
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.fuzz.messages import ALL, ANY_MESSAGE, messages
 
 from plugml.core.errors import PeerError
 from plugml.core.limits import Limits
 from plugml.wire import messages as m
 from plugml.wire.codec import SHAPES, decode, encode
+from tests.fuzz.messages import ALL, ANY_MESSAGE, messages
 
 HEAD_BYTES = 72
 
