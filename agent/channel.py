@@ -38,7 +38,7 @@ class Channel:
 
     __slots__ = (
         "name", "job", "number", "worker", "gen", "done_seq", "cur_seq", "clock", "version", "status", "weight",
-        "pushes", "elements", "state", "line", "request", "looked", "rung", "said_bye", "seen_us", "last_error", "reading",
+        "pushes", "elements", "state", "line", "request", "looked", "rung", "said_bye", "kept", "seen_us", "last_error", "reading",
     )  # fmt: skip
 
     def __init__(self, opened: e.ChannelOpened, now_us: int) -> None:
@@ -61,6 +61,7 @@ class Channel:
         self.looked = False  # cmd was read once since we opened the channel
         self.rung = False  # the bell rang while we worked
         self.said_bye = False
+        self.kept = True  # its launcher lives, as far as we know
         self.seen_us = now_us  # when the program was last heard
         self.last_error = ""
         self.reading: bytes | None = None  # the line of `request`
@@ -170,6 +171,11 @@ class Channel:
         self.state = BROKEN
         self.last_error = text
         return [e.WriteError(self.name, text), e.CloseChannel(self.name, BROKEN, False)]
+
+    def retire(self) -> None:
+        """Its program has ended: no bell is heard any more, while the directory stays for now."""
+        if self.state == READY:
+            self.state = CLOSED
 
     def close(self, sweep: bool) -> list[Any]:
         self.state = CLOSED

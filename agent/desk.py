@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from ..core.effects import Log
 from ..core.errors import Code, UsageError, shown
 from ..core.job import JobSpec
 from ..core.jobmap import FAILED, FINISHED, STOPPED
@@ -19,6 +20,7 @@ from ..shm_protocol.info import Info
 from ..wire import messages as m
 from . import effects as e
 from .asked import TEXT_MAX, checked
+from .channel import Channel
 from .export import Export
 from .house import House
 from .router import Job
@@ -50,7 +52,7 @@ class Ended(NamedTuple):
 class Ticket:
     """One request and who waits for its answer."""
 
-    __slots__ = ("connection", "id", "op", "job", "worker", "gen", "spec")
+    __slots__ = ("connection", "id", "op", "job", "worker", "gen", "spec", "how", "clock")
 
     def __init__(self, connection: int, number: Any, op: str) -> None:
         self.connection = connection
@@ -60,6 +62,8 @@ class Ticket:
         self.worker = 0
         self.gen = 0
         self.spec: JobSpec | None = None
+        self.how = ""
+        self.clock: int | None = None
 
 
 class Desk:
@@ -72,6 +76,8 @@ class Desk:
         self.for_join: dict[tuple[int, int], list[Ticket]] = {}  # attach: (job, worker)
         self.for_leave: dict[tuple[int, int], list[Ticket]] = {}  # exited: (job, worker)
         self.for_channel: dict[str, list[Ticket]] = {}  # opened
+        self.for_orphan: dict[str, list[Ticket]] = {}  # exited: the channel's last push is on its way
+        house.farewell = self.farewell
         self.running: dict[int, tuple[Export, Ticket]] = {}
         self.ended: dict[tuple[int, int], Ended] = {}  # (job, worker)
         self._ops: dict[str, Callable[[Ticket, dict[str, Any], int], list[Any]]] = {
@@ -103,6 +109,7 @@ class Desk:
         self.for_join = _without(self.for_join, gone)
         self.for_leave = _without(self.for_leave, gone)
         self.for_channel = _without(self.for_channel, gone)
+        self.for_orphan = _without(self.for_orphan, gone)
         effects: list[Any] = []
         for export, ticket in list(self.running.values()):
             if ticket.connection == gone:
@@ -273,35 +280,64 @@ class Desk:
         return effects
 
     def _exited(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
-        """A program has ended.  Its channel is swept; unless it comes back, its worker leaves the clock."""
+        """A program has ended.  Its channel is served no more; unless it comes back, its worker leaves the clock.
+
+        The directory goes after the answer: should we die before it, the next agent finds the same last words there.
+        """
         if fields["how"] not in HOWS:
             raise UsageError(f"exited: how {shown(fields['how'])} is none of {', '.join(HOWS)}")
         job = self._known(fields)
-        worker, gen = fields["worker"], fields["gen"]
-        key = (job.number, worker)
+        ticket.job, ticket.worker, ticket.gen = job, fields["worker"], fields["gen"]
+        channel = self.house.by_stream.get((job.number, ticket.worker, ticket.gen))
+        ticket.how, ticket.clock = fields["how"], fields.get("clock")
+        if channel is not None and self.house.abandon(channel):
+            self.for_orphan.setdefault(channel.name, []).append(ticket)
+            return []
+        return self._depart(ticket, now_us)
+
+    def farewell(self, channel: Channel, now_us: int) -> list[Any]:
+        """The last push of a program that has ended is where it belongs."""
         effects: list[Any] = []
-        channel = self.house.by_stream.get((job.number, worker, gen))
-        if channel is not None:
+        for ticket in self.for_orphan.pop(channel.name, []):
+            effects += self._depart(ticket, now_us)
+        if not channel.kept and channel.name in self.house.channels:
+            effects.append(Log("keeper_gone", {"channel": channel.name, "done_seq": channel.done_seq}))
             effects += self.house.close_channel(channel)
-            self._remember(key, Ended(gen, channel.clock, channel.pushes, channel.last_error))
-        if fields["how"] == "restarting" or job.ended() is not None:
-            return effects + self._yes(ticket, self._last_words(key, gen))
-        ticket.job, ticket.worker, ticket.gen = job, worker, gen
-        self.for_leave.setdefault(key, []).append(ticket)
-        clock = fields.get("clock", self._last_words(key, gen)["clocks"])
-        return effects + self.servers.leave(job, worker, gen, clock, fields["how"], now_us)
+        return effects
+
+    def _depart(self, ticket: Ticket, now_us: int) -> list[Any]:
+        job = ticket.job
+        assert job is not None
+        if ticket.how == "restarting" or job.ended() is not None:
+            return self._say_last_words(ticket)
+        self.for_leave.setdefault((job.number, ticket.worker), []).append(ticket)
+        clock = self._last_words(ticket).clocks if ticket.clock is None else ticket.clock
+        return self.servers.leave(job, ticket.worker, ticket.gen, clock, ticket.how, now_us)
 
     def _left(self, key: tuple[int, int]) -> list[Any]:
         effects: list[Any] = []
         for ticket in self.for_leave.pop(key, []):
-            effects += self._yes(ticket, self._last_words(key, ticket.gen))
+            effects += self._say_last_words(ticket)
         return effects
 
-    def _last_words(self, key: tuple[int, int], gen: int) -> dict[str, Any]:
-        ended = self.ended.get(key)
-        if ended is None or ended.gen != gen:
-            ended = Ended(gen, self.house.jobs[key[0]].finished.get(key[1], 0), 0, "")
-        return ended.to_document()
+    def _say_last_words(self, ticket: Ticket) -> list[Any]:
+        assert ticket.job is not None
+        effects = self._yes(ticket, self._last_words(ticket).to_document())
+        channel = self.house.by_stream.get((ticket.job.number, ticket.worker, ticket.gen))
+        if channel is not None:
+            self._remember((ticket.job.number, ticket.worker), self._last_words(ticket))
+            effects += self.house.close_channel(channel)
+        return effects
+
+    def _last_words(self, ticket: Ticket) -> Ended:
+        assert ticket.job is not None
+        channel = self.house.by_stream.get((ticket.job.number, ticket.worker, ticket.gen))
+        if channel is not None:
+            return Ended(channel.gen, channel.clock, channel.pushes, channel.last_error)
+        ended = self.ended.get((ticket.job.number, ticket.worker))
+        if ended is not None and ended.gen == ticket.gen:
+            return ended
+        return Ended(ticket.gen, ticket.job.finished.get(ticket.worker, 0), 0, "")
 
     def _remember(self, key: tuple[int, int], ended: Ended) -> None:
         self.ended.pop(key, None)
@@ -377,7 +413,7 @@ class Desk:
         return self.house.jobs[number]
 
     def _count(self) -> int:
-        waiting = sum(len(tickets) for table in (self.for_join, self.for_leave, self.for_channel) for tickets in table.values())
+        waiting = sum(len(tickets) for table in (self.for_join, self.for_leave, self.for_channel, self.for_orphan) for tickets in table.values())
         return waiting + len(self.by_question) + len(self.for_map) + len(self.running)
 
     def _yes(self, ticket: Ticket, fields: dict[str, Any]) -> list[Any]:

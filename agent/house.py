@@ -6,6 +6,7 @@ Owns the tables and the rule that a request that is over is in none of them.  De
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..core.errors import Code
@@ -39,6 +40,7 @@ class House:
         self.credits = Credits(limits.window_bytes)
         self.counts: dict[str, int] = dict.fromkeys(COUNTS, 0)
         self.next_us = 0  # nothing is due before; may be too early, never too late
+        self.farewell: Callable[[Channel, int], list[Any]] = lambda channel, now_us: []  # the desk's
         self._request = 0
 
     def wake(self, at_us: int) -> None:
@@ -97,7 +99,7 @@ class House:
         Appends to `effects` and returns them.
         """
         if operation.over:
-            self._forget(operation)
+            effects += self._forget(operation, now_us)
         else:
             self.wake(min(operation.due_us, operation.explain_us))
         if self.credits.blocked:
@@ -106,19 +108,34 @@ class House:
             for other in blocked:
                 effects += other.pump(now_us)
                 if other.over:
-                    self._forget(other)
+                    effects += self._forget(other, now_us)
         return effects
 
-    def _forget(self, operation: Operation) -> None:
+    def _forget(self, operation: Operation, now_us: int) -> list[Any]:
         name = operation.channel.name
-        if self.operations.get(name) is operation:
-            del self.operations[name]
-            del self.by_request[operation.number]
-            self.counts["requests"] += 1
-            self.counts["errors"] += operation.channel.status != Code.OK
+        if self.operations.get(name) is not operation:
+            return []
+        del self.operations[name]
+        del self.by_request[operation.number]
+        if operation.orphan:
+            return self.farewell(operation.channel, now_us)
+        self.counts["requests"] += 1
+        self.counts["errors"] += operation.channel.status != Code.OK
+        return []
+
+    def abandon(self, channel: Channel) -> bool:
+        """Its program has ended.  True while its push is still on its way: `farewell` is called when it has arrived."""
+        channel.retire()
+        operation = self.operations.get(channel.name)
+        if operation is None:
+            return False
+        if operation.abandon():
+            return True
+        self.drop_operation(channel.name)
+        return False
 
     def drop_operation(self, name: str) -> None:
-        """Nobody waits for the answer any more."""
+        """Forget a channel's request, wherever it stands."""
         operation = self.operations.pop(name, None)
         if operation is not None:
             operation.drop()

@@ -30,7 +30,7 @@ class Operation:
 
     __slots__ = (
         "channel", "job", "stream", "request", "number", "limits", "credits", "offer", "scatter", "gather", "buffer", "text_values",
-        "read", "started", "ticking", "leaving", "clock_told", "ticked", "left", "over", "heard_us", "backoff_us", "due_us",
+        "read", "started", "ticking", "leaving", "clock_told", "ticked", "left", "orphan", "over", "heard_us", "backoff_us", "due_us",
         "quiet_since_us", "explain_us", "parked", "gate_seen", "nack_wait_us",
     )  # fmt: skip
 
@@ -55,6 +55,7 @@ class Operation:
         self.clock_told = False  # Tick or Leave is out
         self.ticked = False
         self.left = False
+        self.orphan = False  # its program has ended: only what was begun is brought to an end
         self.over = False
         self.heard_us = now_us  # when something owed to us came last
         self.backoff_us = limits.resend_us
@@ -86,6 +87,8 @@ class Operation:
         """Everything that has become possible.  May end the request."""
         if self.over or not self.read or not self.started:
             return []
+        if self.orphan:
+            return self._pump_orphan()
         if self.leaving:
             return self._pump_leave()
         if not self.job.ready:
@@ -154,6 +157,15 @@ class Operation:
         self.clock_told = True
         return [self._leave()]
 
+    def _pump_orphan(self) -> list[Any]:
+        """A push that has reached some ranges reaches all of them: no half of it stays behind.  Nothing else is done."""
+        effects: list[Any] = []
+        if self.scatter is not None and self.scatter.unsent:
+            effects += self.scatter.pump(self)
+        if self.scatter is None or self.scatter.done:
+            self.drop()
+        return effects
+
     def _read_clock(self) -> int:
         """The clock whose state is to be read: a step reads in the clock that its tick opens."""
         return self.channel.clock + 1 if self.ticking else self.channel.clock
@@ -209,7 +221,7 @@ class Operation:
 
     def on_values(self, values: m.Values, now_us: int) -> list[Any]:
         gather = self.gather
-        if gather is None:
+        if gather is None or self.orphan:
             return []
         slices = gather.on_values(values)
         if slices is None:
@@ -292,11 +304,22 @@ class Operation:
         """Answer err and forget the rest."""
         if self.over:
             return []
+        if self.orphan:
+            self.drop()
+            return []
         self._close()
         return self.channel.fail(code, text)
 
+    def abandon(self) -> bool:
+        """Nobody waits for the answer any more.  True while the push is still on its way."""
+        if not self.over:
+            self.orphan = True
+            if self.scatter is None or self.scatter.done:
+                self.drop()
+        return not self.over
+
     def drop(self) -> None:
-        """The channel is gone: nobody waits for the answer any more."""
+        """Forget it, wherever it stands."""
         if not self.over:
             self._close()
             self.channel.request = None
@@ -340,7 +363,7 @@ class Operation:
         else:
             effects += self._ask_standing(now_us)
             self.due_us = now_us + self.limits.poll_us
-        if not self.parked:
+        if not self.parked and not self.orphan:
             self.parked = True
             effects.append(e.SetState(self.channel.name, PARKED))
         return effects
@@ -349,12 +372,14 @@ class Operation:
         """Ranges that owe us an answer which depends on nobody else."""
         scatter = self._scatter()
         owing = scatter.owing() if scatter is not None else []
-        if not owing and self.gather is not None and self._gate_open():
+        if not owing and not self.orphan and self.gather is not None and self._gate_open():
             owing = self.gather.owing()
         return owing
 
     def owed_by_clock(self) -> bool:
         """The clock owes us an answer which depends on nobody else."""
+        if self.orphan:
+            return False
         if self.clock_told and not (self.ticked or self.left):
             return True
         return self.offer is not None and self.offer.owed_by_clock()
@@ -369,7 +394,7 @@ class Operation:
         scatter = self._scatter()
         if scatter is not None:
             effects += scatter.resend(moved)
-        if self.gather is not None and self._gate_open():
+        if self.gather is not None and not self.orphan and self._gate_open():
             effects += self.gather.resend(moved)
         return effects
 

@@ -92,7 +92,9 @@ class Programs:
     def on_keeper_gone(self, gone: e.KeeperGone, now_us: int) -> list[Any]:
         """The launcher has died without a word: what its program asked for is dropped, and the channel is swept."""
         channel = self.house.channels.get(gone.channel)
-        if channel is None:
+        if channel is None or not channel.kept:
             return []
-        log = Log("keeper_gone", {"channel": gone.channel, "done_seq": channel.done_seq})
-        return [log, *self.house.close_channel(channel)]
+        channel.kept = False
+        if self.house.abandon(channel):
+            return []
+        return self.desk.farewell(channel, now_us)
