@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import platform
+import select
 import shutil
 import statistics
 import subprocess
@@ -57,37 +58,33 @@ class Stepper:
         ]  # fmt: skip
         self.log = (work / "run.log").open("w+")
         self.process = subprocess.Popen(command, cwd=work, stdout=self.log, stderr=subprocess.STDOUT)
-        self.to = self._open(self.commands, "w")
-        self.answers = self._open(self.results, "r")
-
-    def _open(self, path: Path, mode: str) -> Any:
-        """Open our end; a run that has ended meanwhile is told instead of waited for."""
-        descriptor = os.open(path, os.O_RDWR)  # never blocks; the program's end comes when it comes
-        return os.fdopen(descriptor, mode, buffering=1 if mode == "w" else -1)
+        self.to = os.open(self.commands, os.O_RDWR)  # opening both ways never blocks: the program comes when it comes
+        self.answers = os.open(self.results, os.O_RDWR)
+        self.pending = b""
 
     def rounds(self, verb: str, count: int) -> list[float]:
-        self.to.write(f"{verb} {count}\n")
+        os.write(self.to, f"{verb} {count}\n".encode())
         times = []
         while line := self._line():
             times.append(float(line))
         return times
 
-    def _line(self) -> str:
-        import select
-
-        while not (self.answers.buffer.peek(1) if select.select([self.answers], [], [], 0)[0] else b""):
-            if self.process.poll() is not None:
+    def _line(self) -> bytes:
+        """The next line of the program; a run that has ended meanwhile is told instead of waited for."""
+        while b"\n" not in self.pending:
+            if select.select([self.answers], [], [], 1.0)[0]:
+                self.pending += os.read(self.answers, 65536)
+            elif self.process.poll() is not None:
                 self.log.seek(0)
                 sys.exit(f"bench: the run ended early:\n{self.log.read()}")
-            select.select([self.answers], [], [], 1.0)
-        line: str = self.answers.readline().strip()
+        line, _, self.pending = self.pending.partition(b"\n")
         return line
 
     def close(self) -> None:
-        self.to.write("end 0\n")
+        os.write(self.to, b"end 0\n")
         self.process.wait(60)
-        self.to.close()
-        self.answers.close()
+        os.close(self.to)
+        os.close(self.answers)
         self.log.close()
 
 
