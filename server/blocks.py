@@ -29,7 +29,6 @@ class Blocks:
         self.number = number
         self.places = {(piece.table, piece.block.number): Place(job, piece) for piece in pieces}
         self.nbytes = sum(place.nbytes for place in self.places.values())
-        self.any_staged = any(place.staged for place in self.places.values())
         self._memory = memory
 
     # -- messages

@@ -90,12 +90,13 @@ class RangeMachine:
             return [Send(sender, self._ack(worker, gen, last))]
         if prev != last:
             return []  # a gap: an earlier push is still on its way, the agent sends both again
-        if self.blocks.any_staged and clock > self.closed + 1:
-            return []  # too early to keep: the agent sends it again, when the clocks before it may have closed
 
         try:
-            self._check(component)
             items = self.blocks.read(push.segments, push.payload)
+            staged = any([place.staged for place, _ in items])
+            if staged and clock > self.closed + 1:
+                return []  # too early to keep: the agent sends it again, when the clocks before it may have closed
+            self._check(component, staged)
             scalars = self._scalars(component, items)
             prepared = self._prepare(items, scalars)
         except RequestError as refusal:
@@ -118,7 +119,7 @@ class RangeMachine:
         seq = last if ask.gen == row_gen else 0
         return [Send(sender, m.LastTold(self.job, self.number, self.epoch, self.token, ask.worker, ask.gen, seq))]
 
-    def _check(self, component: m.Component) -> None:
+    def _check(self, component: m.Component, staged: bool) -> None:
         """Whether the push may be taken at all, its blocks aside.  Raises `RequestError`."""
         if self.failed:
             raise RequestError(Code.NONFINITE, self.failed)
@@ -126,7 +127,7 @@ class RangeMachine:
             raise RequestError(Code.RANGE, f"weight {component.weight} of the push; use a number from 0 to 2^53")
         if component.clock < 0:
             raise RequestError(Code.RANGE, f"clock {component.clock} of the push is below 0")
-        if not self.blocks.any_staged:
+        if not staged:
             return
         if component.clock < self.closed:
             raise RequestError(Code.SEQ, f"clock {component.clock} is closed already; {self.closed} is the next one to close")
