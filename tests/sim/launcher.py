@@ -261,11 +261,12 @@ class Launcher:
             self.ask("exited", fields, lambda answer: self._release(channel))
 
     def _release(self, channel: Channel) -> None:
-        """The agent has closed the channel: let go of keeper and bells."""
+        """The agent serves the channel no more: let go of keeper and bells, and sweep what is left."""
         self.channels.pop(channel.name, None)
-        channel.files.kept = False
+        self.host.unkeep(channel)
         if not channel.swept:
-            raise Violation(f"{channel.name} was not swept although its program has ended")
+            self.world.reached("channel swept by its launcher")
+            self.host.sweep(channel)
 
     def _finish(self, worker: int, channel: Channel) -> None:
         self._release(channel)
