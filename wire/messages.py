@@ -9,13 +9,29 @@ Fields named `job range epoch worker gen token request` mean the same everywhere
     worker   the stream is (worker, gen): one incarnation of one worker's channel
     request  the asker's own number, repeated in the answer
 
-Answers go to whoever asked, by name.  Every message may be lost, doubled, delayed and reordered: each is harmless
+What everybody says to the master stands in `control`, and is here by name.  Answers go to whoever asked, by name.  Every message may be lost, doubled, delayed and reordered: each is harmless
 when it comes again.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple, Union
+
+from .control import Admin as Admin
+from .control import AdminTold as AdminTold
+from .control import AttachAsk as AttachAsk
+from .control import AttachTold as AttachTold
+from .control import Beat as Beat
+from .control import BeatAck as BeatAck
+from .control import Done as Done
+from .control import JobAsk as JobAsk
+from .control import JobEnd as JobEnd
+from .control import JobTold as JobTold
+from .control import MapAsk as MapAsk
+from .control import MapTold as MapTold
+from .control import NodeExit as NodeExit
+from .control import Register as Register
+from .control import Registered as Registered
 
 Buffer = Any  # memoryview, ndarray or a received frame: anything with the buffer protocol, passed by reference
 
@@ -328,133 +344,6 @@ class RosterAck(NamedTuple):
     token: int
     number: int
     ranges: tuple[int, ...]
-
-
-# -- everybody and the master -----------------------------------------------------------------------------------------
-
-
-class Register(NamedTuple):
-    """A node says what it is; its name is the sender.  `build` names software that copies must share (numpy, kernels)."""
-
-    role: str  # server | agent
-    host: str
-    endpoint: str  # where others reach it; empty for an agent
-    pid: int
-    build: str
-
-
-class Registered(NamedTuple):
-    term: int
-    token: int
-    cluster: str
-    known: bool  # False: another process has this node id, text says which; the newcomer ends
-    text: str
-
-
-class Beat(NamedTuple):
-    """Sent from the main loop.  `counters` are progress and load; they live in the master's memory only."""
-
-    token: int
-    counters: dict[str, int]
-
-
-class BeatAck(NamedTuple):
-    """`known` False: register again (the master lost or never had this node)."""
-
-    term: int
-    token: int
-    known: bool
-
-
-class JobAsk(NamedTuple):
-    """Register a job (JobSpec document).  The same document again gives the same number; an unequal one is refused."""
-
-    request: int
-    document: dict[str, Any]
-
-
-class JobTold(NamedTuple):
-    request: int
-    code: int
-    text: str
-    job: int
-
-
-class AttachAsk(NamedTuple):
-    """A new incarnation of a worker: the master raises its gen in the store before it answers.
-
-    `after` is the gen that the asker knows, 0 = none: only that one is followed.  So a late question of an agent that
-    is dead fences nobody; who knows an old gen is told the newest one (code AGAIN) and asks again.
-    """
-
-    request: int
-    job: int
-    worker: int
-    after: int
-
-
-class AttachTold(NamedTuple):
-    request: int
-    code: int
-    text: str
-    job: int
-    worker: int
-    gen: int
-
-
-class MapAsk(NamedTuple):
-    """Send me the map of a job (JobMap document) whenever you have one of version `token` or later."""
-
-    job: int
-    token: int
-
-
-class MapTold(NamedTuple):
-    """The map of one job, also unasked to servers and agents that have to do with it.  See core.jobmap."""
-
-    job: int
-    token: int
-    document: dict[str, Any]
-
-
-class JobEnd(NamedTuple):
-    """The job has come to its end: finished, failed or stopped, and why."""
-
-    request: int
-    job: int
-    state: str
-    reason: str
-
-
-class NodeExit(NamedTuple):
-    """The host's supervisor saw this node's process end."""
-
-    request: int
-    node: str
-    status: int
-
-
-class Done(NamedTuple):
-    """Answer to JobEnd and NodeExit; code 0 = carried out."""
-
-    request: int
-    code: int
-    text: str
-
-
-class Admin(NamedTuple):
-    """A question or an order of the command line: status, jobs, stop ..."""
-
-    request: int
-    verb: str
-    arguments: dict[str, Any]
-
-
-class AdminTold(NamedTuple):
-    request: int
-    code: int
-    text: str
-    document: dict[str, Any]
 
 
 Message = Union[

@@ -123,7 +123,7 @@ class MasterWorld:
 
     def register(self, name: str, role: str = "", host: str = "h0") -> None:
         role = role or ("server" if name[0] == "s" else "agent")
-        endpoint = f"ipc:///root/ipc/{name}" if role == "server" else ""
+        endpoint = f"ipc:///run/plugml/ipc/{name}" if role == "server" else ""
         self.feed(name, m.Register(role, host, endpoint, 1000 + int(name[1 : name.index(".")]), "numpy-2"))
 
     def beat(self, *names: str, token: int = 0) -> None:

@@ -120,7 +120,7 @@ def test_a_job_is_placed_stored_told_to_its_servers_and_then_answered(world: Mas
     assert found.state == RUNNING and found.token == 1 and found.number == 1
     assert sorted(found.ranges) == ranges_used(found.spec, LIMITS.ranges)
     assert all(item.epoch == 1 and item.primary in (S0, S1) for item in found.ranges.values())
-    assert found.endpoints == {S0: f"ipc:///root/ipc/{S0}", S1: f"ipc:///root/ipc/{S1}"}
+    assert found.endpoints == {S0: f"ipc:///run/plugml/ipc/{S0}", S1: f"ipc:///run/plugml/ipc/{S1}"}
     assert found.spec.tables[0].block_bytes == 1 << 19  # 4 MiB for two servers: about four blocks for each
     assert world.state.jobs[1].map(1, LIMITS.ranges) == found
 
