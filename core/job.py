@@ -124,7 +124,7 @@ def packed_bytes(value: object, depth: int = DEPTH_MAX) -> int:
     """Bytes that a document takes as msgpack, never counted too small.  Raises `UsageError` for what no document may hold.
 
     >>> packed_bytes({"a": [1, "bc", None]})
-    8
+    9
     """
     if isinstance(value, str):
         length = len(value) if value.isascii() else _utf8_bytes(value)

@@ -3,7 +3,7 @@
 Values only.  A state is never changed: whoever decides makes a new one (`decisions`), and it becomes true when the
 state store has it (`ledger`).  Liveness, load and progress are not here: they are rebuilt from beats.
 
-    state    format, term, token, last job number, ring ranges, writer, nodes, jobs
+    state    format, term, token, last job number, ring ranges, writer, nodes, jobs, names of removed jobs
     job      number, spec, state, reason, why it is placed so, seats by range, endpoints, attachments by worker
 """
 
@@ -16,9 +16,10 @@ import msgpack
 from ..core.errors import PeerError, UsageError, WorldError
 from ..core.job import JobSpec
 from ..core.jobmap import RUNNING, Assignment, JobMap
-from ..core.table import TableSpec
+from ..core.table import TableSpec, check_name
 
 FORMAT = 1
+REMOVED_KEPT = 256
 
 
 class NodeRecord(NamedTuple):
@@ -92,6 +93,7 @@ class State(NamedTuple):
     writer: str
     nodes: dict[str, NodeRecord]  # by id
     jobs: dict[int, Job]
+    removed: dict[int, str]  # names of the jobs that were forgotten last: nodes may still ask for them
 
     def job_named(self, name: str) -> Job | None:
         """The newest job of that name."""
@@ -101,6 +103,12 @@ class State(NamedTuple):
     def with_job(self, job: Job) -> State:
         """The same state with one job replaced or added, and the token of a changed map."""
         return self._replace(token=self.token + 1, jobs={**self.jobs, job.number: job})
+
+    def without_jobs(self, numbers: list[int]) -> State:
+        """The same state without some jobs; of the newest their names stay."""
+        jobs = {number: job for number, job in self.jobs.items() if number not in numbers}
+        names = {**self.removed, **{number: self.jobs[number].spec.name for number in numbers}}
+        return self._replace(jobs=jobs, removed=dict(sorted(names.items())[-REMOVED_KEPT:]))
 
 
 def node_id(name: str) -> str:
@@ -114,7 +122,7 @@ def node_id(name: str) -> str:
 
 def fresh(writer: str, ring_ranges: int) -> State:
     """The state of a cluster that has none."""
-    return State(1, 0, 0, ring_ranges, writer, {}, {})
+    return State(1, 0, 0, ring_ranges, writer, {}, {}, {})
 
 
 class Packer:
@@ -136,7 +144,7 @@ class Packer:
             {
                 "format": FORMAT, "term": state.term, "token": state.token, "last": state.last, "ring_ranges": state.ring_ranges,
                 "writer": state.writer, "nodes": [list(item) for _, item in sorted(state.nodes.items())],
-                "jobs": [packed for _, packed in known.values()],
+                "jobs": [packed for _, packed in known.values()], "removed": sorted(state.removed.items()),
             }
         )  # fmt: skip
 
@@ -163,6 +171,7 @@ def unpack(value: bytes) -> State:
         return State(
             document["term"], document["token"], document["last"], document["ring_ranges"], document["writer"],
             {node_id(node.name): node for node in nodes}, {job.number: job for job in jobs},
+            {number: check_name(name, "job name") for number, name in document["removed"]},
         )  # fmt: skip
     except (LookupError, TypeError, ValueError, AttributeError, UsageError, PeerError, msgpack.exceptions.UnpackException) as error:
         raise WorldError(f"the stored state cannot be read ({error}): move the state store away and start again") from error

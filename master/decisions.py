@@ -242,8 +242,7 @@ def end(state: State, number: int, ending: str, reason: str) -> Outcome:
 
 def remove(state: State, number: int) -> Outcome:
     """Forget an ended job."""
-    jobs = {key: job for key, job in state.jobs.items() if key != number}
-    return Outcome(state._replace(jobs=jobs), (Log("job_removed", {"job": number, "name": state.jobs[number].spec.name}),))
+    return Outcome(state.without_jobs([number]), (Log("job_removed", {"job": number, "name": state.jobs[number].spec.name}),))
 
 
 def prune(state: State, size: Callable[[State], int], limits: Limits) -> State:
@@ -251,7 +250,7 @@ def prune(state: State, size: Callable[[State], int], limits: Limits) -> State:
     ended = [number for number, job in sorted(state.jobs.items()) if not job.running]
     surplus = ended[: max(0, len(ended) - limits.jobs_kept)]
     while True:
-        state = state._replace(jobs={number: job for number, job in state.jobs.items() if number not in surplus})
+        state = state.without_jobs(surplus) if surplus else state
         ended = [number for number in ended if number not in surplus]
         if not ended or size(state) <= limits.state_bytes_max * 3 // 4:
             return state

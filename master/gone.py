@@ -6,10 +6,10 @@ from ..core.job import JobSpec
 from ..core.jobmap import STOPPED, JobMap
 from ..core.table import TableSpec
 
-_SPEC = JobSpec("removed", 1, (TableSpec("removed", (1,), block_bytes=64),))
+_TABLES = (TableSpec("removed", (1,), block_bytes=64),)
 
 
-def removed_map(number: int, token: int, ring_ranges: int) -> JobMap:
+def removed_map(number: int, name: str, token: int, ring_ranges: int) -> JobMap:
     """A job that ended long ago and was removed: it has no ranges and no tables that anybody could ask for."""
     reason = f"job {number} has ended, and the master remembers it no more"
-    return JobMap(number, token, _SPEC, STOPPED, reason, ring_ranges, {}, {}, {})
+    return JobMap(number, token, JobSpec(name, 1, _TABLES), STOPPED, reason, ring_ranges, {}, {}, {})

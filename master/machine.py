@@ -253,8 +253,11 @@ class MasterMachine:
         state = self._state()
         job = state.jobs.get(ask.job)
         if job is None:
-            told = m.MapTold(ask.job, state.token, removed_map(ask.job, state.token, state.ring_ranges).to_document())
-            return [Send(sender, told)] if 0 < ask.job <= state.last else []
+            if not 0 < ask.job <= state.last:
+                return []
+            name = state.removed.get(ask.job, "removed")
+            gone = removed_map(ask.job, name, state.token, state.ring_ranges)
+            return [Send(sender, m.MapTold(ask.job, state.token, gone.to_document()))]
         self._listen(ask.job, sender)
         if ask.token > state.token:
             return []  # the map is being stored, and will be told to everybody who listens

@@ -50,6 +50,9 @@ _CARRIES = (m.BY_VALUE, m.ABSENT, m.BY_REFERENCE)
 _CODES = frozenset(Code)
 _PLAIN = ("job", "range", "epoch", "worker", "gen", "token", "request")
 _LIMITS = Limits()
+_HEAD_MAX = (
+    _HEAD.size + _LIMITS.components_max * _COMPONENT.size + _LIMITS.segments_max * _SEGMENT.size + _LIMITS.control_bytes_max
+)
 
 
 class Shape(NamedTuple):
@@ -180,7 +183,7 @@ def decode(frames: Sequence[m.Buffer], limits: Limits = _LIMITS) -> m.Message:
     """The message in these frames; payload views share their memory.  Raises `PeerError` and nothing else."""
     if not 1 <= len(frames) <= limits.frames_max:
         raise PeerError(f"{len(frames)} frames; from 1 to {limits.frames_max}")
-    head = _checked_head(frames[0], limits)
+    head = _checked_head(frames[0])
     (_, _, number, _, *words, component_count, segment_count, body_bytes, _) = _HEAD.unpack_from(head)
     shape = _BY_TYPE.get(number)
     if shape is None:
@@ -210,12 +213,11 @@ def decode(frames: Sequence[m.Buffer], limits: Limits = _LIMITS) -> m.Message:
     return shape.cls._make(shape.take((*words, components, segments, payload, *body)))  # type: ignore[no-any-return]
 
 
-def _checked_head(frame: m.Buffer, limits: Limits) -> bytes:
+def _checked_head(frame: m.Buffer) -> bytes:
     """A copy of the head frame, once its length, magic, version and checksum are right."""
     view = memoryview(frame)
-    most = _HEAD.size + limits.components_max * _COMPONENT.size + limits.segments_max * _SEGMENT.size + limits.control_bytes_max
-    if not _HEAD.size <= view.nbytes <= most:
-        raise PeerError(f"head of {view.nbytes} bytes; from {_HEAD.size} to {most}")
+    if not _HEAD.size <= view.nbytes <= _HEAD_MAX:
+        raise PeerError(f"head of {view.nbytes} bytes; from {_HEAD.size} to {_HEAD_MAX}")
     head = bytes(view)
     if head[:8] != _OPENING.get(head[5]):
         raise PeerError(f"{head[:8]!r} does not open a message of plugml wire {VERSION}")

@@ -9,8 +9,8 @@ Fields named `job range epoch worker gen token request` mean the same everywhere
     worker   the stream is (worker, gen): one incarnation of one worker's channel
     request  the asker's own number, repeated in the answer
 
-What everybody says to the master stands in `control`, and is here by name.  Answers go to whoever asked, by name.  Every message may be lost, doubled, delayed and reordered: each is harmless
-when it comes again.
+What everybody and the master say to each other stands in `control`, and is here by name.  Answers go to whoever asked,
+by name.  Every message may be lost, doubled, delayed and reordered: each is harmless when it comes again.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def a_state(jobs: int = 2, servers: int = 3, **more: object) -> State:
         endpoints = {node.name: node.endpoint for node in nodes if any(node.name in seat.replicas for seat in seats.values())}
         attached = {2: Attachment(3, "a0.1", 99), 0: Attachment(1, "a1.1", 5)}
         made[number] = Job(number, spec, RUNNING, "", why, "a0.1", seats, endpoints, attached)
-    return State(3, 17, jobs, 256, "m0.1", {node.name.split(".")[0]: node for node in nodes}, made)._replace(**more)
+    return State(3, 17, jobs, 256, "m0.1", {node.name.split(".")[0]: node for node in nodes}, made, {1: "old"})._replace(**more)
 
 
 def test_a_state_comes_back_from_its_bytes_and_equal_states_have_equal_bytes() -> None:

@@ -309,7 +309,8 @@ def test_a_job_that_nobody_remembers_is_an_ended_one_and_one_that_never_was_is_n
     world.admin("rm", job="job")
     world.take(S0, m.MapTold)
     world.feed(S0, m.MapAsk(1, 0))
-    assert the_map(world.one(S0, m.MapTold)).state == STOPPED
+    told = the_map(world.one(S0, m.MapTold))
+    assert (told.number, told.state, told.spec.name, told.ranges) == (1, STOPPED, "job", {})
     world.feed(S0, m.MapAsk(7, 0))
     assert world.take(S0, m.MapTold) == []
 
@@ -432,6 +433,7 @@ def test_ended_jobs_are_forgotten_in_the_end() -> None:
         world.job(A0, spec(f"job{number}"))
         world.feed(A0, m.JobEnd(world.number(), number, FINISHED, ""))
     assert sorted(world.state.jobs) == [4, 5, 6, 7]
+    assert world.state.removed == {1: "job1", 2: "job2", 3: "job3"}
 
 
 # -- restarts
