@@ -80,6 +80,7 @@ class Client:
         self._fatal: ChannelError | None = None
         self._closed = not self.plugged
         self._mapped = mapped
+        self._buffers: dict[str, Any] = {}  # grad and param, laid out like the files
         if self.plugged:
             self._files = ChannelFiles(directory)
             try:
@@ -110,11 +111,11 @@ class Client:
 
     def grad(self, name: str | None = None) -> NDArray[Any]:
         """The place of a push, in the table's shape: fill it and call `step(None, w)`.  Not between a ring and its reply."""
-        return self.table(name).view(self._grad)
+        return self._view(name, "grad")
 
     def param(self, name: str | None = None) -> NDArray[Any]:
         """The values last pulled, in the table's shape, read-only; the next pull changes them."""
-        return self.table(name).view(self._param)
+        return self._view(name, "param")
 
     # -- requests; each returns True when it was carried out and False alone
 
@@ -163,6 +164,7 @@ class Client:
         """Let go of the files without a word: the end of the program tells whether it was a good one."""
         if not self._closed:
             self._closed = True
+            self._buffers.clear()  # views that the program still has keep the memory
             self._files.close()
 
     def __enter__(self) -> Client:
@@ -190,18 +192,20 @@ class Client:
 
     # -- inside
 
+    def _view(self, name: str | None, place: str) -> NDArray[Any]:
+        table = self.table(name)
+        if self._closed:
+            raise ChannelError(Code.SEQ, f"the handle is closed: take {place}() before bye()")
+        array = table.view(self._buffers[place])
+        array.flags.writeable = place == "grad"
+        return array
+
     def _open(self) -> None:
         self._files.check_page()
         self._read_info(self._files.text("info", INFO_BYTES_MAX))
         nbytes = max((table.offset + table.elements * table.dtype.itemsize for table in self.tables), default=0)
-        if self._mapped and nbytes:
-            self._grad: Any = self._files.map("grad", nbytes)
-            self._param: Any = self._files.map("param", nbytes)
-        else:
-            self._grad = np.zeros(nbytes, np.uint8)
-            self._param_own = np.zeros(nbytes, np.uint8)
-            self._param = self._param_own.view()
-            self._param.flags.writeable = False
+        for name in ("grad", "param"):
+            self._buffers[name] = self._files.map(name, nbytes) if self._mapped and nbytes else np.zeros(nbytes, np.uint8)
         self._files.discard_replies()
         self._hello()
 
@@ -249,9 +253,9 @@ class Client:
                 raise ChannelError(Code.RANGE, f"weight={weight!r}; a weight is above 0 and at most {WEIGHT_MAX:g}")
             if g is not None:
                 for table, array in self._matched(g, "g"):
-                    np.copyto(table.view(self._grad), _shaped(table, array), casting="same_kind")
+                    np.copyto(table.view(self._buffers["grad"]), _shaped(table, array), casting="same_kind")
             if not self._mapped:
-                self._files.write("grad", self._grad)
+                self._files.write("grad", self._buffers["grad"])
             line += f" n={self._elements}" if weight == 1.0 else f" n={self._elements} w={float(weight)!r}"
         reply = self._carry_out(verb, line)
         if reply.code is Code.STOP:
@@ -261,9 +265,9 @@ class Client:
         if pulling:
             self.version = reply.version
             if not self._mapped:
-                self._files.read_into("param", self._param_own)
+                self._files.read_into("param", self._buffers["param"])
             for table, array in places:
-                np.copyto(_shaped(table, array), table.view(self._param), casting="same_kind")
+                np.copyto(_shaped(table, array), table.view(self._buffers["param"]), casting="same_kind")
         return True
 
     def _check_usable(self) -> None:
