@@ -19,7 +19,7 @@ from plugml.shm_protocol import numbers
 from plugml.shm_protocol.info import without
 
 from .fake_agent import FakeAgent, run
-from .languages import C_CLIENT, ENVIRONMENT, HERE, STRICT, compile_c
+from .languages import C_CLIENT, ENVIRONMENT, HERE, STRICT, TOP, compile_c
 
 HANG_S = 60.0
 TABLES = HERE / "drivers" / "tables.c"
@@ -52,7 +52,7 @@ def test_c_client_compiles_by_the_one_line_of_its_readme(tmp_path: Path, require
     require("cc")
     for name in ("plugml.h", "plugml.c", "plugml_shm.h"):
         (tmp_path / name).write_bytes((C_CLIENT / name).read_bytes())
-    (tmp_path / "trainer.c").write_bytes((HERE.parents[1] / "examples" / "hello" / "hello.c").read_bytes())
+    (tmp_path / "trainer.c").write_bytes((TOP / "examples" / "hello" / "hello.c").read_bytes())
     subprocess.run(["cc", "-O2", "trainer.c", "plugml.c", "-o", "trainer"], cwd=tmp_path, check=True, timeout=HANG_S)
     done = subprocess.run([tmp_path / "trainer", "3"], env=without(os.environ), capture_output=True, text=True, timeout=HANG_S)
 
@@ -62,7 +62,7 @@ def test_c_client_compiles_by_the_one_line_of_its_readme(tmp_path: Path, require
 def test_codes_are_the_same_numbers_everywhere() -> None:
     header = (C_CLIENT / "plugml.h").read_text()
     found = {name: int(number) for name, number in re.findall(r"PLUGML_([A-Z]+) = (\d+)", header)}
-    script = (HERE.parents[1] / "clients" / "r" / "plugml.R").read_text()
+    script = (TOP / "clients" / "r" / "plugml.R").read_text()
     words = re.findall(r'"([A-Z]+)"', script[script.index("plugml_codes <- c(") : script.index("# ---- beginning")])
 
     assert found == {code.name: int(code) for code in Code}
@@ -107,7 +107,7 @@ def test_a_matrix_means_the_same_in_python_and_r(order: str, tmp_path: Path, req
     require("Rscript")
     (tmp_path / "m.R").write_text(R_MATRIX)
     (tmp_path / "m.py").write_text(PYTHON_MATRIX)
-    top = HERE.parents[1]
+    top = TOP
     script = 'exec env PYTHONPATH="$1" PLUGML_R="$2" "$3" "$4" > "$5"'
     out = tmp_path / "r.out", tmp_path / "python.out"
     agent = FakeAgent(matrix_job(order, 2))
@@ -195,7 +195,7 @@ def test_no_push_is_lost_or_doubled_while_the_agent_dies_at_every_store(
 ) -> None:
     require("Rscript")
     require("gcc")
-    examples = HERE.parents[1] / "examples" / "hello"
+    examples = TOP / "examples" / "hello"
     count = compile_c(tmp_path / "count", examples / "count.c", *STRICT)
     steps, n = 12, 50
     table = TableSpec("w", (n,), dtype="i64", optimizer="add")
@@ -214,3 +214,24 @@ def test_no_push_is_lost_or_doubled_while_the_agent_dies_at_every_store(
     expected = pushed + 3 * steps * np.arange(n)
     assert np.array_equal(numbers.view(agent.server.values, agent.infos[0].dense[0]), expected)
     assert agent.server.pushes == [steps] * 3
+
+
+@pytest.mark.parametrize("language", ["c", "python", "sh"])
+def test_the_smallest_trainers_run_alone_and_plugged(language: str, tmp_path: Path, require: Callable[[str], None]) -> None:
+    hello = TOP / "examples" / "hello"
+    if language == "c":
+        require("gcc")
+        command = [str(compile_c(tmp_path / "hello", hello / "hello.c", *STRICT))]
+    else:
+        command = [sys.executable, str(hello / "hello.py")] if language == "python" else ["sh", str(hello / "hello.sh")]
+    environ = {"PYTHONPATH": str(TOP), **ENVIRONMENT}
+    alone = subprocess.run([*command, "10"], env={**without(os.environ), **environ}, capture_output=True, text=True, timeout=HANG_S)
+    agent = FakeAgent(JobSpec("hello", 1, (TableSpec("w", (4,), settings={"lr": 0.1}),)))
+    with agent:
+        plugged = subprocess.run([*command, "10"], env={**agent.environment(), **environ}, capture_output=True, text=True, timeout=HANG_S)
+
+    assert (alone.returncode, alone.stderr, plugged.returncode, plugged.stderr) == (0, "", 0, "")
+    expected = "clock=10 w=-1.00000012,-1.00000012,-1.00000012,-1.00000012\n"
+    assert plugged.stdout == expected
+    assert alone.stdout == (expected if language != "sh" else "clock=10 w=-1,-1,-1,-1\n")  # a shell's own step is in float64
+    assert agent.server.pushes == [10]

@@ -56,6 +56,12 @@ def toolchains(tmp_path_factory: pytest.TempPathFactory, require: Callable[[str]
     return Toolchains(tmp_path_factory.mktemp("compiled"), require)
 
 
+@pytest.fixture(autouse=True)
+def own_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R and the shell driver make a directory in TMPDIR, and a killed one leaves it there."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
 @pytest.fixture(params=LANGUAGES)
 def language(request: pytest.FixtureRequest, toolchains: Toolchains) -> Language:
     return toolchains.language(request.param)
