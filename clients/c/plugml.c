@@ -62,7 +62,6 @@ struct plugml {
     int fatal;             /* no request can succeed any more */
     int stop;              /* the stop rule has fired */
     int quiet;
-    int said_bye;
     char text[1024];
 };
 
