@@ -31,6 +31,8 @@ from . import effects as e
 #: Verbs that belong to a clock.  (`init` and `bye` concern the whole job, `ping` nobody.)
 CLOCKED = frozenset({"push", "pull", "pushpull", "step", "clock"})
 ONE_LINE_MAX = 4000
+#: Said when values could not be handed over: the reply's clock tells how far the request came.
+TAKEN = "what was asked is done, only its values could not be handed over: pull"
 
 
 class Channel:
@@ -138,28 +140,30 @@ class Channel:
         """The request succeeded: what is to be written, in order, and then the reply."""
         request = self.request
         assert request is not None
+        self._applied(request, pushed, ticked)
+        self.version = version
+        self._done(request.seq, Code.OK)
+        self.line = self.reading
+        return [*self._words(), self._ok(request), *self._look_again()]
+
+    def fail(self, code: Code, text: str, *, pushed: bool = False, ticked: bool = False) -> list[Any]:
+        """The request failed, definitely or not as the code says; it counts as done, and so does what of it was taken."""
+        request = self.request
+        assert request is not None
+        self._applied(request, pushed, ticked)
+        return self._refuse(request.seq, self.reading, code, text) + self._look_again()
+
+    def on_param_failed(self, failed: e.ParamFailed) -> list[Any]:
+        """`param` could not be written after all.  The performer holds back what stands for success until WriteError."""
+        return self._refuse(self.done_seq, self.line, failed.code, f"{failed.text}; {TAKEN}", again=True)
+
+    def _applied(self, request: Request, pushed: bool, ticked: bool) -> None:
         if pushed:
             self.weight += request.weight
             self.pushes += 1
         if ticked:
             self.clock += 1
             self.weight = 0.0
-        self.version = version
-        self._done(request.seq, Code.OK)
-        self.line = self.reading
-        return [*self._words(), self._ok(request), *self._look_again()]
-
-    def fail(self, code: Code, text: str) -> list[Any]:
-        """The request is refused, definitely or not as the code says; it counts as done."""
-        request = self.request
-        assert request is not None
-        return self._refuse(request.seq, self.reading, code, text) + self._look_again()
-
-    def on_param_failed(self, failed: e.ParamFailed) -> list[Any]:
-        """`param` could not be written after all.  The performer holds back what stands for success until WriteError."""
-        if self.request is not None:
-            return self.fail(failed.code, failed.text)
-        return self._refuse(self.done_seq, self.line, failed.code, failed.text, again=True)
 
     def on_reply_failed(self, failed: e.ReplyFailed) -> list[Any]:
         return self.break_off(f"the program does not read its replies: {failed.text}")

@@ -61,7 +61,7 @@ class MasterLink:
         self.number += 1
         message = build(self.number)
         self.questions[self.number] = Question(message, now_us + self.limits.resend_us, self.limits.resend_us)
-        return self.number, [Send(self.master, message)]
+        return self.number, self._send(message)
 
     def ask_map(self, job: int, token: int, now_us: int) -> list[Any]:
         """Ask for a job's map of version `token` or later; one question per job is out at a time."""
@@ -71,7 +71,7 @@ class MasterLink:
             return []
         message = m.MapAsk(job, token)
         self.questions[key] = Question(message, now_us + self.limits.resend_us, self.limits.resend_us)
-        return [Send(self.master, message)]
+        return self._send(message)
 
     def answered(self, key: Any) -> bool:
         """The answer to a question has come; False for a second answer."""
@@ -109,19 +109,16 @@ class MasterLink:
             return []
         self.registered = False
         self.register_due_us = now_us + self.limits.resend_us
-        return [Log("unknown_to_master", {"master": self.master}), self._register()]
+        return [Log("unknown_to_master", {"master": self.master}), *self._register()]
 
     # -- time
 
     def on_time(self, now_us: int, token: int, counters: Callable[[], dict[str, int]]) -> list[Any]:
         effects: list[Any] = []
-        if not self.connected:
-            self.connected = True
-            effects.append(Connect(self.master, self.endpoint))
         if not self.registered:
             if now_us >= self.register_due_us:
                 self.register_due_us = now_us + self.limits.resend_us
-                effects.append(self._register())
+                effects += self._register()
         elif now_us >= self.beat_due_us:
             # Beats come from this loop, whatever the master says: a silent one is knocked at all the same.
             self.beat_due_us = now_us + self.limits.beat_us
@@ -139,6 +136,12 @@ class MasterLink:
             due_us = min(due_us, question.due_us)
         return due_us
 
-    def _register(self) -> Send:
+    def _register(self) -> list[Any]:
         identity = self.identity
-        return Send(self.master, m.Register("agent", identity.host, "", identity.pid, identity.build))
+        return self._send(m.Register("agent", identity.host, "", identity.pid, identity.build))
+
+    def _send(self, message: Any) -> list[Any]:
+        if self.connected:
+            return [Send(self.master, message)]
+        self.connected = True
+        return [Connect(self.master, self.endpoint), Send(self.master, message)]

@@ -19,7 +19,7 @@ from ..shm_protocol.page import PARKED
 from ..shm_protocol.request import Request
 from ..wire import messages as m
 from . import effects as e
-from .channel import Channel
+from .channel import TAKEN, Channel
 from .offer import Offer
 from .router import Credits, Job
 from .transfer import Gather, Scatter, Stream
@@ -30,7 +30,7 @@ class Operation:
 
     __slots__ = (
         "channel", "job", "stream", "request", "number", "limits", "credits", "offer", "scatter", "gather", "buffer", "text_values",
-        "read", "started", "ticking", "leaving", "clock_told", "ticked", "left", "orphan", "over", "heard_us", "backoff_us", "due_us",
+        "read", "started", "param_failure", "ticking", "leaving", "clock_told", "ticked", "left", "orphan", "over", "heard_us", "backoff_us", "due_us",
         "quiet_since_us", "explain_us", "parked", "gate_seen", "nack_wait_us",
     )  # fmt: skip
 
@@ -50,6 +50,7 @@ class Operation:
         self.text_values: bytearray | None = None  # fmt=text: values are gathered here first
         self.read = not self.request.pushes
         self.started = False  # the job's map was there
+        self.param_failure: e.ParamFailed | None = None
         self.ticking = self.request.verb in ("step", "clock")
         self.leaving = self.request.verb == "bye"
         self.clock_told = False  # Tick or Leave is out
@@ -198,6 +199,11 @@ class Operation:
         self.buffer = push.buffer
         return self.pump(now_us)
 
+    def on_param_failed(self, failed: e.ParamFailed) -> list[Any]:
+        """The program's file refuses its values.  What was begun goes on: the clock must not be left half told."""
+        self.param_failure = failed
+        return []
+
     def on_files_read(self, files: e.FilesRead, now_us: int) -> list[Any]:
         if self.offer is None or self.over:
             return []
@@ -307,8 +313,9 @@ class Operation:
         if self.orphan:
             self.drop()
             return []
+        pushed = self.scatter is not None and self.scatter.done
         self._close()
-        return self.channel.fail(code, text)
+        return self.channel.fail(code, text, pushed=pushed, ticked=self.ticking and self.ticked)
 
     def abandon(self) -> bool:
         """Nobody waits for the answer any more.  True while the push is still on its way."""
@@ -325,6 +332,8 @@ class Operation:
             self.channel.request = None
 
     def _finish(self) -> list[Any]:
+        if self.param_failure is not None:
+            return self.fail(self.param_failure.code, f"{self.param_failure.text}; {TAKEN}")
         self._close()
         effects: list[Any] = []
         if self.text_values is not None:

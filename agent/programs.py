@@ -79,7 +79,7 @@ class Programs:
             return []
         operation = self.house.operations.get(failed.channel)
         if operation is not None:
-            return self.house.settle(operation, operation.fail(failed.code, failed.text), now_us)
+            return self.house.settle(operation, operation.on_param_failed(failed), now_us)
         return channel.on_param_failed(failed)
 
     def on_reply_failed(self, failed: e.ReplyFailed, now_us: int) -> list[Any]:
