@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..core.errors import Code, RootError
 from .info import Info
-from .page import PAGE_BYTES, RECORD_BYTES, REQUEST_BYTES_MAX, new_page, read_moving
+from .page import PAGE_BYTES, RECORD_BYTES, REQUEST_BYTES_MAX, Moving, new_page, read_moving
 from .request import Reply, format_reply, seq_of
 from .root import full_error, need_space, remove_tree
 
@@ -160,7 +160,7 @@ def _create(root: Path, root_fd: int, info: Info) -> Channel:
 def _fill(directory_fd: int, info: Info) -> None:
     """Every regular file at its full size, so that a full file system is found here and not by a signal later."""
     contents = {
-        "ctl": new_page(info.constant(time.time_ns())),
+        "ctl": new_page(info.constant(time.time_ns()), Moving(clock=info.clock)),
         "err": b"\n",
         "info": info.format().encode(),
     }

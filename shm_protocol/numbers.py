@@ -51,7 +51,7 @@ def check_finite(info: Info, buffer: Any) -> None:
 def _all_finite(values: NDArray[Any]) -> bool:
     """False means: look closer.  NaN and infinity survive every sum, so one pass without a copy is enough."""
     if len(values) <= _SMALL:
-        return bool(np.isfinite(values).all())
+        return bool(np.logical_and.reduce(np.isfinite(values)))
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(np.add.reduce(values)))
 

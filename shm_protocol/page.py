@@ -190,10 +190,12 @@ class Logged(NamedTuple):
 
 
 def new_page(constant: Constant, moving: Moving = Moving()) -> bytes:
-    """A whole page as the launcher creates it."""
+    """A whole page as the launcher creates it; `moving.clock` counts what earlier generations have finished."""
     page = bytearray(PAGE_BYTES)
     page[:CONSTANT_BYTES] = constant.pack()
     page[CONSTANT_BYTES : CONSTANT_BYTES + _MOVING.size] = moving.pack()
+    at = result_offset(moving.done_seq)
+    page[at : at + _RESULT.size] = Result(moving.done_seq, moving.clock).pack()
     return bytes(page)
 
 

@@ -14,7 +14,7 @@ from ..core.errors import Code, RequestError
 from .channel import AgentChannel
 from .create import files_of
 from .info import Info
-from .page import RECORD_BYTES, new_page
+from .page import RECORD_BYTES, Moving, new_page
 
 PIPE_RECORDS = 65536 // RECORD_BYTES
 
@@ -25,7 +25,7 @@ class MemoryFiles:
     def __init__(self, info: Info, on_store: Callable[[], None] = lambda: None) -> None:
         self.contents: dict[str, bytearray] = {name: bytearray(size) for name, _mode, size in files_of(info)}
         self.contents["info"][:] = info.format().encode()
-        self.contents["ctl"][:] = new_page(info.constant(0))
+        self.contents["ctl"][:] = new_page(info.constant(0), Moving(clock=info.clock))
         self.contents["err"][:] = b"\n"
         self.rung = 0
         self.replies: deque[bytes] = deque()

@@ -11,13 +11,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from plugml.client.client import Client
 from plugml.client.files import parse_reply as client_reply
 from plugml.core.errors import Code
 from plugml.core.table import DTYPES
 from plugml.shm_protocol import generate, numbers, page
 from plugml.shm_protocol.info import Info, InfoTable, parse_info
-from plugml.shm_protocol.request import Reply, Request, Section, format_reply, format_request, parse_reply, parse_request
+from plugml.shm_protocol.request import (
+    Reply,
+    Request,
+    Section,
+    format_reply,
+    format_request,
+    parse_reply,
+    parse_request,
+)
 
 from . import golden
 

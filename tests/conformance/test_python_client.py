@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from plugml.client import ChannelError, Client, attach
 from plugml.client import client as client_module
 from plugml.client import errors as client_errors

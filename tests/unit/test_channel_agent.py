@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from plugml.core.errors import Code, RequestError
 from plugml.core.job import JobSpec
 from plugml.core.table import TableSpec
@@ -414,6 +415,14 @@ def test_an_adopting_agent_goes_on_where_the_dead_one_stopped(kept: Channel, age
     assert later.counters()["adoptions"] == 2
     assert parse_reply(later.repeat()).seq == 3
     later.close()
+
+
+def test_a_new_generation_begins_at_the_clock_of_the_one_before(root: Path) -> None:
+    with create_channel(root, Info.of(SPEC, 0, 2, boot_id(), 17)) as kept:
+        agent = adopted(kept)
+        assert agent.result == page.Result(0, 17)
+        assert parse_reply(agent.repeat()).clock == words(kept.directory).clock == 17
+        agent.close()
 
 
 def test_only_a_kept_channel_is_adopted(kept: Channel) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from plugml.core.errors import Code, RootError
 from plugml.core.job import JobSpec
 from plugml.core.table import TableSpec
@@ -62,7 +63,7 @@ def test_everything_is_there_at_its_size_and_mode(channel: Channel) -> None:
     assert not any((directory / "cmd").read_bytes()) and not any((directory / "grad").read_bytes())
     constant = page.read_constant((directory / "ctl").read_bytes())
     assert constant == channel.info.constant(constant.created_ns)
-    assert page.read_moving((directory / "ctl").read_bytes()) == page.Moving()
+    assert page.read_moving((directory / "ctl").read_bytes()) == page.Moving(clock=7)
 
 
 def test_the_umask_does_not_matter(root: Path) -> None:

@@ -7,6 +7,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from plugml.core.errors import Code, RequestError
 from plugml.core.job import JobSpec
 from plugml.core.table import TableSpec

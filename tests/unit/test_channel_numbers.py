@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+
 from plugml.core.errors import Code, RequestError
 from plugml.core.job import JobSpec
 from plugml.core.table import TableSpec

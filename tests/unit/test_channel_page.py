@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from plugml.core.errors import MEANINGS, Code, RequestError
 from plugml.shm_protocol import generate, page
 from plugml.shm_protocol.page import Constant, Logged, Moving, Result

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from plugml.core.errors import RootError
 from plugml.core.job import JobSpec
 from plugml.core.table import TableSpec

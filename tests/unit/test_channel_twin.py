@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from plugml.core.errors import Code, RequestError
 from plugml.core.job import JobSpec
 from plugml.core.table import TableSpec
