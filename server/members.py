@@ -79,7 +79,9 @@ class Members:
         here = [member for member in self.rows.values() if member.here]
         self.count = len(here)
         if here:
-            self.slowest = max(self.slowest, min(member.finished for member in here))
+            slowest = min(member.finished for member in here)
+            assert slowest >= self.slowest, "the slowest clock would fall: a newcomer began too early"
+            self.slowest = slowest
         self._behind = {member.worker: None for member in here if member.finished <= self.slowest}
 
     def check(self) -> None:
@@ -88,4 +90,4 @@ class Members:
         assert list(self._behind) == [member.worker for member in here if member.finished <= self.slowest]
         for member in self.rows.values():
             assert member.first <= member.finished and (member.here or member.end == member.finished)
-            assert not member.here or member.finished >= self.slowest, "the slowest clock would fall"
+            assert not member.here or member.finished >= self.slowest
