@@ -49,7 +49,7 @@ class Offer:
             self.asked = True
             return [self._to_clock(m.ClaimAsk)]
         if self.values is None:
-            return self._read()
+            return self._read(owner)
         effects: list[Any] = []
         if self.scatter is None:
             parts = tuple(part.only(plan.first_tables) for part in plan.parts)
@@ -62,12 +62,12 @@ class Offer:
             effects.append(self._init_done())
         return effects
 
-    def _read(self) -> list[Any]:
+    def _read(self, owner: Any) -> list[Any]:
         plan = self.job.plan
         assert plan is not None
         if not plan.files:
             self.values = self.grad
-            return self.pump(None) if self.values is not None else []
+            return self.pump(owner) if self.values is not None else []
         if self.reading:
             return []
         self.reading = True
