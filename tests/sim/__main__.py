@@ -84,7 +84,7 @@ def run_many(start: int, count: int) -> int:
     for done, seed in enumerate(range(start, start + count), 1):
         world, wrong = simulate(seed)
         if not wrong and seed % TWICE_EVERY == 0:
-            wrong = _differs(seed, fingerprint(world))
+            wrong = differs(seed, fingerprint(world))
         if wrong:
             failed.append(seed)
             print(f"{wrong}\nseed {seed} FAILED; replay: python -m tests.sim {seed} --trace", flush=True)
@@ -106,7 +106,7 @@ def run_many(start: int, count: int) -> int:
     return 0
 
 
-def _differs(seed: int, first: str) -> str | None:
+def differs(seed: int, first: str) -> str | None:
     """Run the seed once more in a process whose strings hash differently; the digests must agree."""
     other = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
     command = [sys.executable, "-m", "tests.sim", str(seed)]

@@ -25,8 +25,8 @@ class Broken(AssertionError):
 class Pull(NamedTuple):
     """What a stream read, and what it knew.
 
-    `slots` is an array [replica, worker, gen - 1, SLOT] of the counting table; `own` counts the stream's own acked
-    pushes before the request, `ticked` what it had ticked.
+    `slots` is an array [replica, worker, gen - 1, SLOT] of the counting table; `own` counts those of the stream's own
+    pushes that must be there; `known` counts, for any stream, what somebody had been told to be applied before.
     """
 
     started_us: int
@@ -35,6 +35,7 @@ class Pull(NamedTuple):
     clock: int
     own: int
     slots: np.ndarray[Any, Any]
+    known: dict[Stream, int] = {}
 
 
 class Issued(NamedTuple):
@@ -79,6 +80,9 @@ def check_counting(pulls: Sequence[Pull], issued: dict[Stream, Issued]) -> None:
         own = m[:, worker, gen - 1]
         if own.size and own.min() < pull.own:
             raise Broken(f"stream {pull.stream} at clock {pull.clock} read {own.tolist()} of its own {pull.own} acked pushes")
+        for (worker, gen), acked in pull.known.items():
+            if (seen := m[:, worker, gen - 1]).size and seen.min() < acked:
+                raise Broken(f"stream {pull.stream} read {seen.tolist()} of the {acked} pushes that ({worker}, {gen}) knew to be applied")
         before = last.get(pull.stream)
         if before is not None and before[0] <= pull.started_us and (m < before[1]).any():
             raise Broken(f"stream {pull.stream} at clock {pull.clock}: a later pull shows fewer pushes than an earlier one")

@@ -30,6 +30,7 @@ from .workload import Ledger
 from .world import Violation, World
 
 HEALED_US_MAX = 90 * SECOND  # simulated time that pending work may take once the weather is over
+AT_REST_US_MAX = 30 * SECOND
 #: Whatever a machine, a checker or the codec raises is a finding; only the end of the harness itself is not.
 FINDINGS = (
     ArithmeticError, AssertionError, AttributeError, BufferError, LookupError, NameError, OSError, PlugmlError, RuntimeError,
@@ -95,6 +96,7 @@ class Cluster:
 
         agent = self._process(f"a{number}", make, performers)
         agent.crash_rate = self.plan.effect_crash
+        self.master.crash_rate = self.plan.effect_crash
         return agent
 
     def _make_server(self, process: Process) -> Any:
@@ -249,12 +251,31 @@ class Cluster:
         if not self.world.run_until(self._over, self.world.now_us + HEALED_US_MAX):
             raise Violation("the weather is over and still:\n  " + "\n  ".join(self.waits()))
         self.ledger.judge()
-        if self.outcome == "finished" and any(host.channels for host in self.hosts):
-            raise Violation(f"channels are left behind: {[sorted(host.channels) for host in self.hosts]}")
+        if self.outcome == "finished":
+            self._check_nothing_left()
         for process in [self.master, *self.servers, *self.agents]:
             if process.alive:
                 self.world.fold(process.machine.digest())
         return self.outcome
+
+    def _check_nothing_left(self) -> None:
+        """The job has ended: its channels are swept, its memory is given back, nothing is owed to anybody."""
+        if not self.world.run_until(self._at_rest, self.world.now_us + AT_REST_US_MAX):
+            raise Violation(f"the job has ended, but this is left: {self._left()}")
+        if any(host.channels for host in self.hosts):
+            raise Violation(f"channels are left behind: {[sorted(host.channels) for host in self.hosts]}")
+
+    def _at_rest(self) -> bool:
+        return not self._left()
+
+    def _left(self) -> list[str]:
+        kept = ("channels", "busy", "unanswered_bytes", "jobs", "ranges", "bytes")
+        return [
+            f"{process.name}: {name} {counters[name]}"
+            for process in (*self.servers, *self.agents) if process.alive
+            for counters in (self.network.beats.get(process.name, {}),)
+            for name in kept if counters.get(name)
+        ]  # fmt: skip
 
     def heal(self) -> None:
         self.world.note("weather", "HEALED")

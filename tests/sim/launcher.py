@@ -223,7 +223,7 @@ class Launcher:
 
     def _attached(self, worker: int, answer: dict[str, Any]) -> None:
         gen, clock = int(answer["gen"]), int(answer["clock"])
-        self.ledger.newest_gen = max(self.ledger.newest_gen, gen)
+        self.ledger.grant(worker, gen)
         channel = self.host.make(str(answer["info"]), answer["sizes"])
         if (channel.worker, channel.gen) != (worker, gen) or channel.info.number != self.job_number:
             raise Violation(f"attach of worker {worker} gave {channel.info}")

@@ -7,6 +7,7 @@ adds its mutant here; a survivor is a missing fault or a missing check.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,21 +18,24 @@ from plugml.agent.effects import Reply, SetDone
 from plugml.agent.operation import Operation
 from plugml.agent.transfer import Scatter, Stream
 from plugml.core.effects import Send
-from plugml.core.job import JobSpec
-from plugml.master.machine import MasterMachine
+from plugml.master import decisions
+from plugml.master.ledger import Ledger, Released
 from plugml.server.clock import ClockMachine
 from plugml.server.memory import Memory
+from plugml.server.node import ServerMachine
 from plugml.server.parking import Parked
 from plugml.server.range import RangeMachine
 from plugml.server.staging import Staging
 from plugml.wire import codec
 from plugml.wire import messages as m
 
-from .cluster import FINDINGS, Cluster
+from .cluster import Cluster
 from .weather import Plan, draw_plan, draw_spec
-from .world import World
+from .world import Violation, World
 
 SEEDS = 50
+#: What counts as caught.  Anything else that is raised is a fault of the sabotage itself.
+CAUGHT = (AssertionError, Violation)
 
 Original = Callable[..., Any]
 
@@ -65,8 +69,6 @@ def installed(mutant: Mutant) -> Iterator[None]:
 
 
 def _module(owner: Any) -> Any:
-    import sys
-
     return sys.modules[owner.__module__] if isinstance(owner, type) else owner
 
 
@@ -100,9 +102,29 @@ def under(consistency: str, workers: int = 2, **rates: Any) -> Callable[[World, 
 
 def offered(world: World, plan: Plan) -> None:
     """A job whose first values a program gives."""
-    under("bsp", workers=3, net_straggle=0.3, program_kill_us=100_000, agent_crash_us=200_000)(world, plan)
+    under("bsp", workers=3, net_straggle=0.5, program_kill_us=30_000)(world, plan)
     while plan.spec is None or all(table.init != "program" for table in plan.spec.tables):
         plan.spec = draw_spec(world, plan, "bsp")
+
+
+def weighed(world: World, plan: Plan) -> None:
+    """Means of several pushes in a clock, and agents that die within it."""
+    under("bsp", effect_crash=0.03, agent_crash_us=100_000)(world, plan)
+    while all(plan.spec.combine_of(table) != "mean" for table in plan.spec.tables) if plan.spec is not None else True:
+        plan.spec = draw_spec(world, plan, "bsp")
+
+
+def unstable(world: World, plan: Plan) -> None:
+    """A master that dies now and then, over a store that seldom says what it did; workers that need it often."""
+    under("asp", store_unknown=0.5, master_crash_us=300_000, program_kill_us=50_000)(world, plan)
+    plan.clocks, plan.shuffled_start = 40, False
+
+
+def dying(world: World, plan: Plan) -> None:
+    """One server dies in the middle of the training, and nobody says so to the master."""
+    under("asp", program_kill_us=60_000)(world, plan)
+    plan.clocks, plan.server_crash_at_us, plan.supervised = 40, world.draw(300_000, 1_500_000), False
+    plan.shuffled_start, plan.think_us = False, (500, 20_000)
 
 
 # -- sabotages --------------------------------------------------------------------------------------------------------
@@ -140,8 +162,15 @@ def ack_what_is_not_taken(original: Original) -> Original:
 
 
 def answer_before_the_close(original: Original) -> Original:
+    """The range says that it stands where it was asked to stand.  (An honest early answer the agent would not take.)"""
+
     def answer(self: RangeMachine, asked: Any) -> Any:
-        return original(self, [Parked(sender, pull._replace(closed=min(pull.closed, self.closed))) for sender, pull in asked])
+        effects = []
+        for sender, pull in asked:
+            for effect in original(self, [Parked(sender, pull._replace(closed=min(pull.closed, self.closed)))]):
+                told = effect.message
+                effects.append(Send(sender, told._replace(closed=pull.closed)) if isinstance(told, m.Values) else effect)
+        return effects
 
     return answer
 
@@ -167,28 +196,6 @@ def close_twice(original: Original) -> Original:
     return on_close
 
 
-def sum_in_order_of_arrival(original: Original) -> Original:
-    def plan(self: Staging, clock: int, members: Any) -> Any:
-        arrived = list(self._clocks.get(clock, {}))
-        return _plan_in_order(self, clock, sorted(members, key=lambda member: arrived.index(member[0]) if member[0] in arrived else -1))
-
-    return plan
-
-
-def _plan_in_order(staging: Staging, clock: int, members: Any) -> Any:
-    from plugml.server.place import Parts
-
-    plan: dict[Any, Any] = {}
-    for worker, gen in members:
-        for staged in staging._clocks.get(clock, {}).get(worker, ()):
-            if staged.gen == gen:
-                for place, array in staged.items:
-                    parts = plan.setdefault(place, Parts())
-                    parts.arrays.append(array)
-                    parts.weights.append(staged.weight)
-    return plan
-
-
 def sum_dead_generations(original: Original) -> Original:
     def plan(self: Staging, clock: int, members: Any) -> Any:
         workers = self._clocks.get(clock, {})
@@ -205,8 +212,8 @@ def write_into_lent(original: Original) -> Original:
 def tick_before_the_acks(original: Original) -> Original:
     def pump_push(self: Operation) -> Any:
         effects = original(self)
-        if self.ticking and not self.tick_sent and self.scatter is not None and not self.scatter.unsent and not self.scatter.asking:
-            self.tick_sent = True
+        if self.ticking and not self.clock_told and self.scatter is not None and not self.scatter.unsent and not self.scatter.asking:
+            self.clock_told = True
             effects.append(self._tick())
         return effects
 
@@ -242,12 +249,12 @@ def reply_before_done(original: Original) -> Original:
 def answer_an_old_line_again(original: Original) -> Original:
     """An adopting agent that does not look at done_seq acts on the line once more."""
 
-    def on_cmd(self: Channel, read: Any, count: Any) -> Any:
-        if not self.looked and self.done_seq:
+    def was_answered(self: Channel, line: bytes) -> bool:
+        if original(self, line):
             self.done_seq -= 1
-        return original(self, read, count)
+        return False
 
-    return on_cmd
+    return was_answered
 
 
 def take_lower_claims(original: Original) -> Original:
@@ -271,30 +278,95 @@ def no_checksum(original: Original) -> Original:
     return lambda data, value=0: 0
 
 
-def keep_the_orphan(original: Original) -> Original:
-    return lambda self, gone, now_us: []
+def hear_dead_generations(original: Original) -> Original:
+    """The clock takes whoever speaks for the worker's newest generation."""
+
+    def stream(self: ClockMachine, sender: str, message: Any) -> Any:
+        member = self.members.get(message.worker)
+        return member if member is not None and message.gen < member.gen else original(self, sender, message)
+
+    return stream
 
 
+def count_repeated_ticks(original: Original) -> Original:
+    def on_tick(self: ClockMachine, sender: str, tick: m.Tick) -> Any:
+        member = self.members.get(tick.worker)
+        return original(self, sender, tick._replace(clock=max(tick.clock, member.finished)) if member is not None else tick)
+
+    return on_tick
+
+
+def forget_earlier_weights(original: Original) -> Original:
+    def init(self: Channel, opened: Any, *rest: Any) -> None:
+        original(self, opened._replace(weight=0.0), *rest)
+
+    return init
+
+
+def follow_any_generation(original: Original) -> Original:
+    def attach(state: Any, sender: str, ask: m.AttachAsk) -> Any:
+        job = state.jobs.get(ask.job)
+        last = job.attached.get(ask.worker) if job is not None else None
+        return original(state, sender, ask._replace(after=last.gen if last is not None else 0))
+
+    return attach
+
+
+def answer_before_the_store(original: Original) -> Original:
+    """The state is told as soon as it is on its way to the store."""
+
+    def advance(self: Ledger) -> Any:
+        released = original(self)
+        held, self._held = self._held, Released([], [])
+        return Released([*held.effects, *released.effects], [*held.maps, *released.maps])
+
+    return advance
+
+
+def lead_for_the_dead(original: Original) -> Original:
+    """A restarted server takes the ranges of the incarnation before it, with nothing in them."""
+
+    def on_map(self: ServerMachine, sender: str, told: m.MapTold) -> None:
+        node_id = self.name.split(".")[0] + "."
+
+        def own(name: str) -> str:
+            return self.name if name.startswith(node_id) else name
+
+        document = dict(told.document)
+        document["ranges"] = [[number, epoch, [own(name) for name in names]] for number, epoch, names in document["ranges"]]
+        document["endpoints"] = {own(name): endpoint for name, endpoint in document["endpoints"].items()}
+        original(self, sender, told._replace(document=document))
+
+    return on_map
+
+
+#: The quickest and most telling ones first.
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("server: forget repeats", RangeMachine, "_on_push", forget_repeats, under("asp", net_double=0.3, net_straggle=0.2)),
-    Mutant("server: forget repeats, BSP", RangeMachine, "_on_push", forget_repeats, under("bsp", net_double=0.3, net_straggle=0.2)),
-    Mutant("server: no fence", RangeMachine, "_on_push", no_fence, under("asp", net_double=0.3, net_straggle=0.4, program_kill_us=60_000)),
-    Mutant("server: ack what is not taken", RangeMachine, "_on_push", ack_what_is_not_taken, under("asp")),
-    Mutant("server: answer a pull before the close", RangeMachine, "_answer", answer_before_the_close, under("bsp")),
-    Mutant("server: answer a pull before the own push", RangeMachine, "_answer", answer_before_own_push, under("asp", net_straggle=0.3)),
-    Mutant("clock: close without the slowest", ClockMachine, "_done", close_without_the_slowest, under("bsp", workers=3)),
-    Mutant("server: close twice", RangeMachine, "_on_close", close_twice, under("bsp", net_double=0.3)),
-    Mutant("server: sum dead generations", Staging, "plan", sum_dead_generations, under("bsp", program_kill_us=60_000)),
+    Mutant("agent: reply before done_seq", Channel, "finish", reply_before_done, under("bsp")),
     Mutant("server: write into a lent array", Memory, "_in_use", write_into_lent, under("asp", net_lend=1.0, net_lent_us=(1_000, 60_000))),
     Mutant("agent: tick before the acks", Operation, "_pump_push", tick_before_the_acks, under("bsp", net_straggle=0.3)),
+    Mutant("clock: close without the slowest", ClockMachine, "_done", close_without_the_slowest, under("bsp", workers=3)),
+    Mutant("server: answer a pull before the close", RangeMachine, "_answer", answer_before_the_close, under("bsp")),
+    Mutant("agent: act on an answered line", Channel, "_was_answered", answer_an_old_line_again, under("asp", agent_crash_us=100_000, effect_crash=0.02)),
+    Mutant("agent: forget weights over a restart", Channel, "__init__", forget_earlier_weights, weighed),
+    Mutant("server: forget repeats, BSP", RangeMachine, "_on_push", forget_repeats, under("bsp", net_double=0.3, net_straggle=0.2)),
+    Mutant("server: ack what is not taken", RangeMachine, "_on_push", ack_what_is_not_taken, under("asp")),
+    Mutant("server: answer a pull before the own push", RangeMachine, "_answer", answer_before_own_push, under("asp", net_straggle=0.3)),
+    Mutant("server: close twice", RangeMachine, "_on_close", close_twice, under("bsp", net_double=0.3)),
+    Mutant("server: sum dead generations", Staging, "plan", sum_dead_generations, under("bsp", program_kill_us=60_000)),
     Mutant("agent: one ack for all ranges", Scatter, "on_ack", one_ack_for_all, under("asp", net_drop=0.3)),
     Mutant("agent: guess prev after a restart", Stream, "prev_of", guess_prev_after_a_restart, under("asp", agent_crash_us=100_000)),
-    Mutant("agent: reply before done_seq", Channel, "finish", reply_before_done, under("bsp")),
-    Mutant("agent: act on an answered line", Channel, "on_cmd", answer_an_old_line_again, under("asp", agent_crash_us=100_000)),
     Mutant("agent: never resend a push", Scatter, "resend", no_resend, under("bsp", net_drop=0.1)),
+    Mutant("clock: count repeated ticks", ClockMachine, "_on_tick", count_repeated_ticks, under("bsp", net_double=0.3)),
+    Mutant("server: lead for the dead", ServerMachine, "_on_map", lead_for_the_dead, dying),
+    Mutant("codec: no checksum", codec, "crc32", no_checksum, under("asp", net_corrupt=0.3)),
+    Mutant("server: no fence", RangeMachine, "_on_push", no_fence, under("asp", net_double=0.3, net_straggle=0.4, program_kill_us=60_000)),
     Mutant("server: take lower claims", RangeMachine, "_on_init", take_lower_claims, offered),
     Mutant("clock: a dead worker keeps its claim", ClockMachine, "_drop_claim_of", keep_a_claim_of_the_dead, offered),
-    Mutant("codec: no checksum", codec, "crc32", no_checksum, under("asp", net_corrupt=0.3)),
+    Mutant("clock: hear dead generations", ClockMachine, "_stream", hear_dead_generations, under("bsp", net_straggle=0.4, program_kill_us=50_000)),
+    Mutant("master: follow any generation", decisions, "attach", follow_any_generation, under("asp", agent_crash_us=80_000, net_replay=0.3)),
+    Mutant("master: answer before the store", Ledger, "advance", answer_before_the_store, unstable),
 )  # fmt: skip
 
 #: Rules that no run can break today, and why.
@@ -322,7 +394,7 @@ def hunt(mutant: Mutant, seeds: int = SEEDS) -> Caught | None:
             mutant.bias(world, plan)
             try:
                 Cluster(world, plan).run()
-            except FINDINGS as error:
+            except CAUGHT as error:
                 return Caught(seed, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
     return None
 
@@ -343,11 +415,3 @@ def hunt_all(say: Callable[[str], None]) -> bool:
         say(f"aid      {rule}: {reason}")
     say(f"{len(MUTANTS) - len(survivors)} of {len(MUTANTS)} mutants caught" + (f"; survivors: {survivors}" if survivors else ""))
     return not survivors
-
-
-def _spec_of(plan: Plan) -> JobSpec:
-    assert plan.spec is not None
-    return plan.spec
-
-
-_ = (MasterMachine, keep_the_orphan, sum_in_order_of_arrival)

@@ -15,6 +15,7 @@ import numpy as np
 
 from plugml.core.errors import PeerError
 from plugml.wire.codec import decode, encode
+from plugml.wire.messages import Beat
 
 from .world import Violation, World
 
@@ -58,8 +59,7 @@ class Network:
         self.world = world
         self.weather = weather
         self.sent = 0
-        self.bytes_lent = 0
-        self.write_into_lent = 0
+        self.beats: dict[str, dict[str, int]] = {}  # what each node said of itself last
         self._bound: dict[str, Process] = {}  # endpoint -> process
         self._links: dict[str, dict[str, str]] = {}  # process name -> {node: endpoint}
         self._cuts: dict[tuple[str, str], int] = {}  # (source endpoint, target endpoint) -> until
@@ -120,6 +120,8 @@ class Network:
         if self.world.print_trace:
             self.world.note(process.name, f"-> {to}", message)
         self.sent += 1
+        if type(message) is Beat:
+            self.beats[process.name] = message.counters
         self.world.fold_bytes(frames[0])
         route = self._route(process, to)
         if route is None:
@@ -150,7 +152,6 @@ class Network:
         spans = [_span(frame) for frame in flight.frames[1:]]
         sums = [crc32(frame) for frame in flight.frames[1:]]
         self._lent[process.name].extend(spans)
-        self.bytes_lent += sum(end - start for start, end in spans)
         self.world.after(self.world.draw(*self.weather.lent_us), self._sent, process, process.name, flight, spans, sums)
 
     def _sent(self, process: Process, name: str, flight: _Flight, spans: list[tuple[int, int]], sums: list[int]) -> None:

@@ -47,7 +47,7 @@ class Process:
         self.effects_performed = 0  # over all incarnations
         self.crash_rate = 0.0  # chance to die before an effect
         self.linger_rate = 0.0  # chance that time passes before an effect
-        self.crash_at: int | None = None  # die right after this many effects (all incarnations counted)
+        self.crash_at: list[int] = []  # die right after so many effects (all incarnations counted), ascending
         self.stopped: Stop | None = None
         self.on_death: Callable[[Process], None] = lambda process: None
         self.on_log: Callable[[Process, Log], None] = lambda process, log: None
@@ -166,8 +166,8 @@ class Process:
 
     def _perform_next(self) -> None:
         effect = self._effects[0]
-        if self.crash_at is not None and self.effects_performed >= self.crash_at:
-            self.crash_at = None
+        if self.crash_at and self.effects_performed >= self.crash_at[0]:
+            del self.crash_at[0]
             self.world.fault("crash between effects", f"{self.name} before {type(effect).__name__}")
             self.crash()
             return

@@ -176,8 +176,13 @@ class Program:
             self.ledger.ack(self.stream)
         return answer
 
-    def _read(self, clock: int, started_us: int, own: int) -> None:
-        self.ledger.read(self.stream, clock, started_us, self.world.now_us, own, bytes(self.channel.files.contents["param"]))
+    def _read(self, clock: int, started: tuple[int, dict[Stream, int]], own: int) -> None:
+        param = bytes(self.channel.files.contents["param"])
+        self.ledger.read(self.stream, clock, started[0], self.world.now_us, own, started[1], param)
+
+    def _now(self) -> tuple[int, dict[Stream, int]]:
+        """What a read that begins now must show at least."""
+        return self.world.now_us, self.ledger.known()
 
     # -- the program
 
@@ -188,11 +193,11 @@ class Program:
         self.seq = self.channel.done_seq
         if any(table.init == "program" for table in self.ledger.spec.tables):
             yield from self._write_grad(self.ledger.offer(self.stream))
-            started = self.world.now_us
+            started = self._now()
             yield from self._next("init")
             self._read(self.clock, started, self.acked)
         elif self.clock == 0 or self.world.happens(0.5):
-            started = self.world.now_us
+            started = self._now()
             yield from self._next("pull")
             self._read(self.clock, started, self.acked)
         end = end_clock(self.ledger.seed, self.plan, self.stream[0])
@@ -211,7 +216,7 @@ class Program:
             data = self.ledger.gradient(self.stream, self.clock, number, self.pushed + 1)
             yield from self._write_grad(data)
             words = f" w={weight:g}" + (f" n={sum(t.count for t in self.ledger.spec.tables)}" if number % 2 else "")
-            own, started = self.acked, self.world.now_us
+            own, started = self.acked, self._now()
             if number == last and turn.style == "step":
                 yield from self._next("step", words, pushes=True)
                 self.clock += 1
@@ -226,7 +231,7 @@ class Program:
         self.clock += 1
         self.ticked = self.acked
         if turn.style == "parts" and self.clock < end_clock(self.ledger.seed, self.plan, self.stream[0]):
-            started = self.world.now_us
+            started = self._now()
             yield from self._next("pull")
             self._read(self.clock, started, self.acked)
 

@@ -105,6 +105,15 @@ def test_an_invented_push_is_seen() -> None:
         check_counting([Pull(1, 2, (1, 1), 0, 0, values.slots)], {})
 
 
+def test_a_reader_that_lacks_what_another_was_told_is_seen() -> None:
+    values = Values()
+    values.push(2, 1, 1)
+    pull = Pull(1, 2, (1, 1), 0, 0, values.slots, {(2, 1): 1})
+    check_counting([pull], {(2, 1): Issued(2, 1)})
+    with pytest.raises(Broken, match="knew to be applied"):
+        check_counting([pull._replace(known={(2, 1): 2})], {(2, 1): Issued(2, 2)})
+
+
 def test_a_lost_acked_push_is_seen_at_the_end() -> None:
     values = Values()
     values.push(0, 1, 1)

@@ -27,8 +27,12 @@ def run_with(plan: Plan, prepare: Callable[[Cluster], None]) -> Cluster:
     return cluster
 
 
-def died(cluster: Cluster) -> bool:
-    return any(kind in cluster.world.faults for kind in ("crash between effects", "program killed between stores"))
+KINDS = ("crash between effects", "program killed between stores", "agent killed between stores")
+
+
+def died(cluster: Cluster) -> int:
+    """How often somebody died as planned."""
+    return sum(cluster.world.faults.get(kind, 0) for kind in KINDS)
 
 
 @pytest.mark.parametrize("consistency", ["bsp", "asp"])
@@ -37,7 +41,7 @@ def test_the_agent_may_die_after_each_of_its_effects(consistency: str) -> None:
         plan = calm_plan(workers=2, servers=2, clocks=2, consistency=consistency)
 
         def prepare(cluster: Cluster, point: int = point) -> None:
-            cluster.agents[0].crash_at = point
+            cluster.agents[0].crash_at = [point]
 
         cluster = run_with(plan, prepare)
         if not died(cluster):
@@ -47,11 +51,38 @@ def test_the_agent_may_die_after_each_of_its_effects(consistency: str) -> None:
     pytest.fail(f"no run got through {POINTS_MAX} points")
 
 
+def test_the_adopting_agent_may_die_again() -> None:
+    """A second death within the adoption that follows the first, each time at another point of it."""
+    for point in range(0, POINTS_MAX, 5):
+
+        def prepare(cluster: Cluster, point: int = point) -> None:
+            cluster.agents[0].crash_at = [point, point + 1 + point % 17, point + 30]
+
+        cluster = run_with(calm_plan(workers=2, servers=2, clocks=2), prepare)
+        if died(cluster) < 3:
+            assert point > 50, "the agent performed hardly anything"
+            return
+    pytest.fail(f"no run got through {POINTS_MAX} points")
+
+
+def test_the_agent_may_die_before_each_of_its_stores_into_the_channel() -> None:
+    for point in range(POINTS_MAX):
+
+        def prepare(cluster: Cluster, point: int = point) -> None:
+            cluster.hosts[0].die_at_store = point
+
+        cluster = run_with(calm_plan(workers=2, servers=1, clocks=2), prepare)
+        if not died(cluster):
+            assert point > 50, "the agent stored hardly anything"
+            return
+    pytest.fail(f"no run got through {POINTS_MAX} points")
+
+
 def test_the_master_may_die_after_each_of_its_effects() -> None:
     for point in range(POINTS_MAX):
 
         def prepare(cluster: Cluster, point: int = point) -> None:
-            cluster.master.crash_at = point
+            cluster.master.crash_at = [point]
 
         cluster = run_with(calm_plan(workers=1, servers=2, clocks=1), prepare)
         if not died(cluster):

@@ -116,7 +116,7 @@ def test_a_process_dies_between_two_effects(point: int) -> None:
     network = Network(world, Weather())
     server = Process(world, network, "s", "ipc://s", lambda process: Echo([]), lambda process: {})
     client = Process(world, network, "c", "ipc://c", lambda process: Echo([Connect("s.old", "ipc://s"), *sends]), lambda process: {})
-    client.crash_at = point
+    client.crash_at = [point]
     server.start()
     client.start()
     run(world)

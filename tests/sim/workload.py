@@ -70,7 +70,7 @@ class Ledger:
         self.equal: dict[int, tuple[Stream, bytes]] = {}
         self.expected: dict[str, list[Array]] = {}
         self.saying_bye: dict[int, None] = {}  # workers whose last clock is done: another generation has nothing to do
-        self.newest_gen = 0
+        self.granted: dict[int, int] = {}  # worker -> newest generation
         self.refusals = 0
 
     def registered(self, spec: JobSpec) -> None:
@@ -78,6 +78,16 @@ class Ledger:
         if spec.layout.nbytes != self.spec.layout.nbytes or spec.name != self.spec.name:
             raise checkers.Broken(f"the job came back as another one: {spec}")
         self.spec = spec
+
+    @property
+    def newest_gen(self) -> int:
+        return max(self.granted.values(), default=0)
+
+    def grant(self, worker: int, gen: int) -> None:
+        """A generation was given out: never twice, and always a higher one."""
+        if gen <= self.granted.get(worker, 0):
+            raise checkers.Broken(f"worker {worker} was given generation {gen} after {self.granted[worker]}")
+        self.granted[worker] = gen
 
     # -- writing
 
@@ -122,13 +132,19 @@ class Ledger:
 
     # -- reading
 
-    def read(self, stream: Stream, clock: int, started_us: int, ended_us: int, own: int, param: bytes) -> None:
+    def known(self) -> dict[Stream, int]:
+        """Pushes that are acked now: outside of BSP every read that begins from here on must show them, whoever reads."""
+        return {} if self.bsp else {stream: item.acked for stream, item in self.issued.items()}
+
+    def read(
+        self, stream: Stream, clock: int, started_us: int, ended_us: int, own: int, known: dict[Stream, int], param: bytes
+    ) -> None:  # fmt: skip
         """A pull as the program saw it, checked at once as far as one pull can be."""
         for place in self.spec.layout.places:
             values = self._table(place, param)
             if place.table.name == "count":
                 slots = values.reshape(place.table.shape)
-                pull = Pull(started_us, ended_us, stream, clock, own, slots)
+                pull = Pull(started_us, ended_us, stream, clock, own, slots, known)
                 checkers.counts(pull)
                 self.pulls.append(pull)
             elif place.table.name == "offered":
