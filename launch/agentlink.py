@@ -94,7 +94,8 @@ class AgentLink:
         elif isinstance(number, int) and self._waiting.pop(number, None) is not None:
             code = "" if document.get("ok") else str(document.get("code") or "INTERNAL")
             if number == self._registering[0] and not code:
-                self._register = self._registering[1]
+                # With its number: a run that has ended meanwhile must not begin anew under its name.
+                self._register = {**self._registering[1], "job": document.get("job")}
             self._deliver(e.Answer(number, code, str(document.get("text") or ""), document))
 
     def _greeted(self, line: _Line, document: dict[str, Any]) -> None:
