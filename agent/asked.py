@@ -1,10 +1,13 @@
-"""What may be asked at agent.sock: each op's fields and their kinds, checked before anything is done."""
+"""What may be asked at agent.sock, and how it is answered: fields and their kinds, checked before anything is done."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ..core.errors import UsageError, shown
+from ..core.job import JobSpec
+from . import effects as e
+from .router import Job, code_of
 
 TEXT_MAX = 4096
 _NUMBER_MAX = (1 << 32) - 1
@@ -20,6 +23,31 @@ FIELDS: dict[str, dict[str, str]] = {
     "end": {"job": "text", "state": "text", "reason": "text"},
     "stat": {},
 }
+
+
+class Ticket:
+    """One request and who waits for its answer."""
+
+    __slots__ = ("connection", "id", "op", "job", "worker", "gen", "spec", "how", "clock")
+
+    def __init__(self, connection: int, number: Any, op: str) -> None:
+        self.connection = connection
+        self.id = number
+        self.op = op
+        self.job: Job | None = None
+        self.worker = 0
+        self.gen = 0
+        self.spec: JobSpec | None = None
+        self.how = ""
+        self.clock: int | None = None
+
+
+def yes(ticket: Ticket, fields: dict[str, Any]) -> list[Any]:
+    return [e.Tell(ticket.connection, {"id": ticket.id, "ok": True, **fields})]
+
+
+def no(ticket: Ticket, code: int, text: str) -> list[Any]:
+    return [e.Tell(ticket.connection, {"id": ticket.id, "ok": False, "code": code_of(code).name, "text": text})]
 
 
 def checked(document: dict[str, Any]) -> dict[str, Any]:

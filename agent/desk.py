@@ -19,9 +19,9 @@ from ..core.jobmap import FAILED, FINISHED, STOPPED
 from ..shm_protocol.info import Info
 from ..wire import messages as m
 from . import effects as e
-from .asked import TEXT_MAX, checked
+from .asked import TEXT_MAX, Ticket, checked, no, yes
 from .channel import Channel
-from .export import Export
+from .exports import Exports
 from .house import House
 from .router import Job
 
@@ -49,23 +49,6 @@ class Ended(NamedTuple):
         return {"clocks": self.clocks, "pushes": self.pushes, "last_error": self.last_error}
 
 
-class Ticket:
-    """One request and who waits for its answer."""
-
-    __slots__ = ("connection", "id", "op", "job", "worker", "gen", "spec", "how", "clock")
-
-    def __init__(self, connection: int, number: Any, op: str) -> None:
-        self.connection = connection
-        self.id = number
-        self.op = op
-        self.job: Job | None = None
-        self.worker = 0
-        self.gen = 0
-        self.spec: JobSpec | None = None
-        self.how = ""
-        self.clock: int | None = None
-
-
 class Desk:
     servers: Servers  # who speaks to the clocks for us
 
@@ -78,7 +61,7 @@ class Desk:
         self.for_channel: dict[str, list[Ticket]] = {}  # opened
         self.for_orphan: dict[str, list[Ticket]] = {}  # exited: the channel's last push is on its way
         house.farewell = self.farewell
-        self.running: dict[int, tuple[Export, Ticket]] = {}
+        self.exports = Exports(house)
         self.ended: dict[tuple[int, int], Ended] = {}  # (job, worker)
         self._ops: dict[str, Callable[[Ticket, dict[str, Any], int], list[Any]]] = {
             "hello": self._hello, "register": self._register, "attach": self._attach, "opened": self._opened,
@@ -94,10 +77,10 @@ class Desk:
         try:
             fields = checked(document)
             if self._count() >= TICKETS_MAX:
-                return self._no(ticket, Code.AGAIN, f"the agent works on {TICKETS_MAX} requests already: ask again in a moment")
+                return no(ticket, Code.AGAIN, f"the agent works on {TICKETS_MAX} requests already: ask again in a moment")
             return self._ops[ticket.op](ticket, fields, now_us)
         except UsageError as error:
-            return self._no(ticket, Code.FORMAT, str(error))
+            return no(ticket, Code.FORMAT, str(error))
 
     def on_hung(self, hung: e.Hung, now_us: int) -> list[Any]:
         """Nobody waits at that connection any more; what was begun goes on, and may be asked for again."""
@@ -110,21 +93,16 @@ class Desk:
         self.for_leave = _without(self.for_leave, gone)
         self.for_channel = _without(self.for_channel, gone)
         self.for_orphan = _without(self.for_orphan, gone)
-        effects: list[Any] = []
-        for export, ticket in list(self.running.values()):
-            if ticket.connection == gone:
-                effects += export.fail(Code.GONE, "nobody waits for it any more")
-                self._forget_export(export)
-        return effects
+        return self.exports.on_hung(gone)
 
     def _hello(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
         if fields["version"] != SOCKET_VERSION:
-            return self._no(ticket, Code.VERSION, f"this agent speaks version {SOCKET_VERSION} of agent.sock, not {fields['version']}")
+            return no(ticket, Code.VERSION, f"this agent speaks version {SOCKET_VERSION} of agent.sock, not {fields['version']}")
         identity = self.house.identity
-        return self._yes(ticket, {"cluster": identity.cluster, "node": identity.node, "boot_id": identity.boot_id})
+        return yes(ticket, {"cluster": identity.cluster, "node": identity.node, "boot_id": identity.boot_id})
 
     def _stat(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
-        return self._yes(ticket, {"counters": self.house.counters(), "registered": self.house.link.registered})
+        return yes(ticket, {"counters": self.house.counters(), "registered": self.house.link.registered})
 
     # -- jobs
 
@@ -138,7 +116,7 @@ class Desk:
 
     def _on_job_told(self, ticket: Ticket, told: m.JobTold, now_us: int) -> list[Any]:
         if told.code:
-            return self._no(ticket, told.code, told.text)
+            return no(ticket, told.code, told.text)
         assert ticket.spec is not None
         ticket.job = self.house.job(told.job, ticket.spec.name)
         return self._with_map(ticket, now_us)
@@ -160,7 +138,7 @@ class Desk:
                 clocks[str(channel.worker)] = max(channel.clock, clocks.get(str(channel.worker), 0))
         document["waiting_s"] = [max(0, now_us - job.waiting_since_us.get(worker, now_us)) // 1_000_000 for worker in job.waiting]
         document["state"] = job.map.state if job.map is not None else "unknown"
-        return [*self._yes(ticket, document), *self.servers.ask_standing(job)]
+        return [*yes(ticket, document), *self.servers.ask_standing(job)]
 
     # -- workers
 
@@ -178,9 +156,9 @@ class Desk:
             return self.house.want_map(job, now_us)
         ended = job.ended()
         if ended is not None:
-            return self._no(ticket, *ended)
+            return no(ticket, *ended)
         if ticket.op == "register":
-            return self._yes(ticket, {"job": job.number, "spec": job.spec.to_document()})
+            return yes(ticket, {"job": job.number, "spec": job.spec.to_document()})
         return self._ask_attach(ticket, job.newest_gen(ticket.worker), now_us)
 
     def _ask_attach(self, ticket: Ticket, after: int, now_us: int) -> list[Any]:
@@ -196,10 +174,7 @@ class Desk:
         for ticket in waiting:
             effects += self._with_map(ticket, now_us)
         ended = job.ended()
-        for export, _ticket in list(self.running.values()):
-            if export.job is job:
-                effects += export.fail(*ended) if ended is not None else export.on_map(moved)
-                effects += self.conclude(export)
+        effects += self.exports.on_map(job, moved)
         if ended is not None:
             effects += self._refuse_waiting(job, *ended)
         return effects
@@ -209,7 +184,7 @@ class Desk:
         effects: list[Any] = []
         for key in [key for key in self.for_join if key[0] == job.number]:
             for ticket in self.for_join.pop(key):
-                effects += self._no(ticket, code, text)
+                effects += no(ticket, code, text)
         for key in [key for key in self.for_leave if key[0] == job.number]:
             effects += self._left(key)
         return effects
@@ -218,7 +193,7 @@ class Desk:
         if told.code == Code.AGAIN:
             return self._ask_attach(ticket, told.gen, now_us)  # the newest generation was not known here
         if told.code:
-            return self._no(ticket, told.code, told.text)
+            return no(ticket, told.code, told.text)
         job = ticket.job
         assert job is not None
         ticket.gen = told.gen
@@ -233,20 +208,17 @@ class Desk:
             if standing.gen < ticket.gen:
                 self.for_join.setdefault(key, []).append(ticket)
             elif standing.gen > ticket.gen:
-                effects += self._no(ticket, Code.FENCED, f"worker {ticket.worker} runs as generation {standing.gen} already")
+                effects += no(ticket, Code.FENCED, f"worker {ticket.worker} runs as generation {standing.gen} already")
             else:
                 effects += self._attached(ticket, standing.finished)
         if standing.end >= 0 and key in self.for_leave:
             effects += self._left(key)
-        for export, _ticket in list(self.running.values()):
-            if export.job is job:
-                effects += export.on_standing(now_us)
-        return effects
+        return effects + self.exports.on_standing(job, now_us)
 
     def on_refused_join(self, job: Job, worker: int, code: int, text: str) -> list[Any]:
         effects: list[Any] = []
         for ticket in self.for_join.pop((job.number, worker), []):
-            effects += self._no(ticket, code, text)
+            effects += no(ticket, code, text)
         if (job.number, worker) in self.for_leave:
             effects += self._left((job.number, worker))
         return effects
@@ -256,27 +228,27 @@ class Desk:
         assert job is not None
         info = Info.of(job.spec, ticket.worker, ticket.gen, self.house.identity.boot_id, clock, job.number)
         sizes = {"grad": info.cap_grad, "idx": info.cap_idx, "param": info.cap_param}
-        return self._yes(ticket, {"gen": ticket.gen, "clock": clock, "info": info.format(), "sizes": sizes})
+        return yes(ticket, {"gen": ticket.gen, "clock": clock, "info": info.format(), "sizes": sizes})
 
     def _opened(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
         name = f"{fields['job']}.{fields['worker']}.{fields['gen']}"
         if fields["dir"].rstrip("/").rpartition("/")[2] != name:
             raise UsageError(f"opened: dir {shown(fields['dir'])} is not the channel {name}")
         if name in self.house.channels:
-            return self._yes(ticket, {})
+            return yes(ticket, {})
         self.for_channel.setdefault(name, []).append(ticket)
         return [e.OpenChannel(name)]
 
     def on_opened(self, name: str) -> list[Any]:
         effects: list[Any] = []
         for ticket in self.for_channel.pop(name, []):
-            effects += self._yes(ticket, {})
+            effects += yes(ticket, {})
         return effects
 
     def on_channel_failed(self, failed: e.ChannelFailed) -> list[Any]:
         effects: list[Any] = []
         for ticket in self.for_channel.pop(failed.channel, []):
-            effects += self._no(ticket, failed.code, failed.text)
+            effects += no(ticket, failed.code, failed.text)
         return effects
 
     def _exited(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
@@ -322,7 +294,7 @@ class Desk:
 
     def _say_last_words(self, ticket: Ticket) -> list[Any]:
         assert ticket.job is not None
-        effects = self._yes(ticket, self._last_words(ticket).to_document())
+        effects = yes(ticket, self._last_words(ticket).to_document())
         channel = self.house.by_stream.get((ticket.job.number, ticket.worker, ticket.gen))
         if channel is not None:
             self._remember((ticket.job.number, ticket.worker), self._last_words(ticket))
@@ -345,46 +317,17 @@ class Desk:
             del self.ended[next(iter(self.ended))]
         self.ended[key] = ended
 
-    # -- exports
-
     def _export(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
         job = self._known(fields)
         if not fields["dir"].startswith("/"):
             raise UsageError(f"export: dir {shown(fields['dir'])} is no absolute path")
         ended = job.ended()
         if ended is not None:
-            return self._no(ticket, *ended)
+            return no(ticket, *ended)
         if job.map is None:
-            return self._no(ticket, Code.AGAIN, f"the map of job {job.name!r} has not come yet: ask again in a moment")
-        export = Export(job, self.house.new_request(), fields["dir"], self.house.limits, now_us)
-        self.running[export.number] = (export, ticket)
-        self.house.by_request[export.number] = export
-        self.house.wake(export.due_us)
+            return no(ticket, Code.AGAIN, f"the map of job {job.name!r} has not come yet: ask again in a moment")
+        self.exports.begin(ticket, job, fields["dir"], now_us)
         return []
-
-    def exports(self) -> list[Export]:
-        return [export for export, _ticket in self.running.values()]
-
-    def on_export(self, event: e.ExportFailed | e.ExportEnded, now_us: int) -> list[Any]:
-        export, ticket = self.running.get(event.export, (None, None))
-        if export is None or ticket is None:
-            return []
-        if isinstance(event, e.ExportEnded):
-            self._forget_export(export)
-            return self._yes(ticket, {"files": export.files, "bytes": event.nbytes, "clock": export.high})
-        return export.fail(event.code, event.text) + self.conclude(export)
-
-    def conclude(self, export: Export) -> list[Any]:
-        """Answer an export that has failed."""
-        if export.failure is None or export.number not in self.running:
-            return []
-        _export, ticket = self.running[export.number]
-        self._forget_export(export)
-        return self._no(ticket, *export.failure)
-
-    def _forget_export(self, export: Export) -> None:
-        del self.running[export.number]
-        del self.house.by_request[export.number]
 
     # -- the master's answers
 
@@ -402,7 +345,7 @@ class Desk:
             return self._on_job_told(ticket, told, now_us)
         if isinstance(told, m.AttachTold):
             return self._on_attach_told(ticket, told, now_us)
-        return self._no(ticket, told.code, told.text) if told.code else self._yes(ticket, {})
+        return no(ticket, told.code, told.text) if told.code else yes(ticket, {})
 
     # -- answers
 
@@ -414,14 +357,7 @@ class Desk:
 
     def _count(self) -> int:
         waiting = sum(len(tickets) for table in (self.for_join, self.for_leave, self.for_channel, self.for_orphan) for tickets in table.values())
-        return waiting + len(self.by_question) + len(self.for_map) + len(self.running)
-
-    def _yes(self, ticket: Ticket, fields: dict[str, Any]) -> list[Any]:
-        return [e.Tell(ticket.connection, {"id": ticket.id, "ok": True, **fields})]
-
-    def _no(self, ticket: Ticket, code: int, text: str) -> list[Any]:
-        name = Code(code).name if code in Code._value2member_map_ else Code.INTERNAL.name
-        return [e.Tell(ticket.connection, {"id": ticket.id, "ok": False, "code": name, "text": text})]
+        return waiting + len(self.by_question) + len(self.for_map) + len(self.exports.running)
 
 
 def _without(table: dict[K, list[Ticket]], connection: int) -> dict[K, list[Ticket]]:

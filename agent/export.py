@@ -11,12 +11,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import Any
 
-from ..core.effects import Send
 from ..core.errors import Code
 from ..core.limits import Limits
 from ..wire import messages as m
 from . import effects as e
-from .router import Job
+from .router import Job, code_of
 from .transfer import Gather
 
 ROUNDS_MAX = 16
@@ -95,7 +94,7 @@ class Export:
         """Give up: nothing stays under a final name."""
         if self.failure is not None:
             return []
-        self.failure = (Code(code) if code in Code._value2member_map_ else Code.INTERNAL, text)
+        self.failure = (code_of(code), text)
         return [e.EndExport(self.number, False)]
 
     def on_time(self, now_us: int) -> list[Any]:
@@ -105,15 +104,9 @@ class Export:
         if self.written or self.failure is not None:
             return []
         if self.gather is None:
-            return self._ask()
+            return list(self.job.to_clock(m.StandingAsk, m.NOBODY, 0))
         if now_us < self._heard_us + self._backoff_us:
             return []
         self._heard_us = now_us
         self._backoff_us = min(2 * self._backoff_us, self.limits.resend_us_max)
         return [*self.gather.resend(), *self.gather.pump()]
-
-    def _ask(self) -> list[Any]:
-        server, epoch = self.job.clock_route
-        if not server:
-            return []
-        return [Send(server, m.StandingAsk(self.job.number, epoch, self.job.token, m.NOBODY, 0))]

@@ -101,7 +101,8 @@ class House:
         if operation.over:
             effects += self._forget(operation, now_us)
         else:
-            self.wake(min(operation.due_us, operation.explain_us))
+            patience = operation.patience
+            self.wake(patience.due_us if patience.due_us < patience.explain_us else patience.explain_us)
         if self.credits.blocked:
             blocked = list(self.credits.blocked)
             self.credits.blocked.clear()

@@ -49,7 +49,7 @@ class AgentMachine:
             e.FilesRead: programs.on_files_read, e.Found: programs.on_found,
             e.ChannelOpened: programs.on_opened, e.ChannelFailed: programs.on_failed, e.ParamFailed: programs.on_param_failed,
             e.ReplyFailed: programs.on_reply_failed, e.KeeperGone: programs.on_keeper_gone, e.Asked: desk.on_asked,
-            e.Hung: desk.on_hung, e.ExportFailed: desk.on_export, e.ExportEnded: desk.on_export,
+            e.Hung: desk.on_hung, e.ExportFailed: desk.exports.on_event, e.ExportEnded: desk.exports.on_event,
         }  # fmt: skip
 
     def on_message(self, sender: str, message: Any, now_us: int) -> list[Any]:
@@ -70,16 +70,13 @@ class AgentMachine:
         effects = link.on_time(now_us, self.masters.oldest_token(), house.counters)
         effects += self.servers.on_time(now_us)
         next_us = self.servers.deadline_us(link.deadline_us())
-        next_us = min(next_us, link.deadline_us())
         for operation in list(house.operations.values()):
             effects += operation.on_time(now_us)
-            if now_us >= operation.explain_us:
+            if now_us >= operation.patience.explain_us:
                 effects += self._explain(operation, now_us)
-            next_us = min(next_us, operation.due_us, operation.explain_us)
-        for export in self.desk.exports():
-            effects += export.on_time(now_us)
-            next_us = min(next_us, export.due_us)
-        house.next_us = next_us
+            next_us = min(next_us, operation.patience.due_us, operation.patience.explain_us)
+        effects += self.desk.exports.on_time(now_us)
+        house.next_us = self.desk.exports.deadline_us(next_us)
         return effects
 
     def deadline_us(self) -> int | None:
@@ -97,8 +94,7 @@ class AgentMachine:
 
     def _explain(self, operation: Operation, now_us: int) -> list[Any]:
         """A wait that lasts says what it waits for, and again after four times as long."""
-        waited_us = now_us - operation.quiet_since_us
-        operation.explain_us = now_us + 3 * max(waited_us, self.house.limits.explain_us)
+        operation.patience.explained(now_us)
         channel = operation.channel
         fields = {"job": channel.job, "worker": channel.worker, "text": explain(operation, self.house.channels.values(), now_us)}
         return [Log("waiting", fields), e.Tell(e.ALL, {"event": "waiting", **fields})]

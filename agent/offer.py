@@ -47,7 +47,7 @@ class Offer:
             if self.asked:
                 return []
             self.asked = True
-            return [self._to_clock(m.ClaimAsk)]
+            return list(self._claim_ask())
         if self.values is None:
             return self._read(owner)
         effects: list[Any] = []
@@ -59,7 +59,7 @@ class Offer:
             effects += self.scatter.pump(owner)
         if self.scatter.done and not self.said:
             self.said = True
-            effects.append(self._init_done())
+            effects += self._init_done()
         return effects
 
     def _read(self, owner: Any) -> list[Any]:
@@ -94,22 +94,18 @@ class Offer:
         return self.said and not self.job.ready
 
     def resend_to_clock(self) -> list[Send]:
-        return [self._init_done()] if self.owed_by_clock() else []
+        return self._init_done() if self.owed_by_clock() else []
 
     def poll(self) -> list[Send]:
         """Perhaps whoever had the claim has left."""
-        return [self._to_clock(m.ClaimAsk)] if self.asked and not self.claim and not self.job.ready else []
+        return self._claim_ask() if self.asked and not self.claim and not self.job.ready else []
 
     def give_up(self) -> None:
         if self.scatter is not None:
             self.scatter.give_up()
 
-    def _init_done(self) -> Send:
-        job, stream = self.job, self.stream
-        server, epoch = job.clock_route
-        return Send(server, m.InitDone(job.number, epoch, job.token, stream.worker, stream.gen, self.claim))
+    def _init_done(self) -> list[Send]:
+        return self.job.to_clock(m.InitDone, self.stream.worker, self.stream.gen, self.claim)
 
-    def _to_clock(self, kind: Any) -> Send:
-        job, stream = self.job, self.stream
-        server, epoch = job.clock_route
-        return Send(server, kind(job.number, epoch, job.token, stream.worker, stream.gen))
+    def _claim_ask(self) -> list[Send]:
+        return self.job.to_clock(m.ClaimAsk, self.stream.worker, self.stream.gen)

@@ -21,7 +21,8 @@ from ..wire import messages as m
 from . import effects as e
 from .channel import TAKEN, Channel
 from .offer import Offer
-from .router import Credits, Job
+from .patience import Patience
+from .router import Credits, Job, code_of
 from .transfer import Gather, Scatter, Stream
 
 
@@ -30,8 +31,8 @@ class Operation:
 
     __slots__ = (
         "channel", "job", "stream", "request", "number", "limits", "credits", "offer", "scatter", "gather", "buffer", "text_values",
-        "read", "started", "param_failure", "ticking", "leaving", "clock_told", "ticked", "left", "orphan", "over", "heard_us", "backoff_us", "due_us",
-        "quiet_since_us", "explain_us", "parked", "gate_seen", "nack_wait_us",
+        "read", "started", "param_failure", "ticking", "leaving", "clock_told", "ticked", "left", "orphan", "over", "patience",
+        "parked", "gate_seen",
     )  # fmt: skip
 
     def __init__(self, channel: Channel, job: Job, stream: Stream, number: int, limits: Limits, credits: Credits, now_us: int) -> None:
@@ -58,14 +59,9 @@ class Operation:
         self.left = False
         self.orphan = False  # its program has ended: only what was begun is brought to an end
         self.over = False
-        self.heard_us = now_us  # when something owed to us came last
-        self.backoff_us = limits.resend_us
-        self.due_us = now_us + limits.resend_us
-        self.quiet_since_us = now_us
-        self.explain_us = now_us + limits.explain_us
+        self.patience = Patience(limits, now_us)
         self.parked = False
         self.gate_seen = False
-        self.nack_wait_us = max(1, limits.resend_us // 8)
 
     # -- walking on
 
@@ -129,7 +125,7 @@ class Operation:
                 return effects
         if self.ticking and not self.clock_told:
             self.clock_told = True
-            effects.append(self._tick())
+            effects += self._tick()
         return effects
 
     def _pump_pull(self) -> list[Any]:
@@ -156,7 +152,7 @@ class Operation:
         if self.clock_told:
             return []
         self.clock_told = True
-        return [self._leave()]
+        return list(self._leave())
 
     def _pump_orphan(self) -> list[Any]:
         """A push that has reached some ranges reaches all of them: no half of it stays behind.  Nothing else is done."""
@@ -213,17 +209,11 @@ class Operation:
         return self.pump(now_us)
 
     def on_last(self, told: m.LastTold, now_us: int) -> list[Any]:
-        if self.scatter is None or not self.scatter.on_last(told):
-            return []
-        self._heard(now_us)
-        return self.pump(now_us)
+        return self._on_news(self.scatter is not None and self.scatter.on_last(told), now_us)
 
     def on_ack(self, ack: m.PushAck | m.InitAck, now_us: int) -> list[Any]:
         scatter = self.scatter if isinstance(ack, m.PushAck) else self.offer.scatter if self.offer is not None else None
-        if scatter is None or not scatter.on_ack(ack):
-            return []
-        self._heard(now_us)
-        return self.pump(now_us) if scatter.sent else []
+        return self._on_news(scatter is not None and scatter.on_ack(ack), now_us)
 
     def on_values(self, values: m.Values, now_us: int) -> list[Any]:
         gather = self.gather
@@ -232,7 +222,7 @@ class Operation:
         slices = gather.on_values(values)
         if slices is None:
             return []
-        self._heard(now_us)
+        self.patience.heard(now_us)
         self.stream.base[values.range] = values.version
         if self.ticking and gather.closed:
             self.ticked = True  # what was asked for is closed, and a clock closes only with our tick
@@ -256,18 +246,22 @@ class Operation:
                 return self.fail(Code.FENCED, self._fenced(standing.gen))
             if self.clock_told and self.ticking and standing.finished > channel.clock and not self.ticked:
                 self.ticked = True
-                self._heard(now_us)
+                self.patience.heard(now_us)
             if self.clock_told and self.leaving and standing.end >= 0:
                 self.left = True
         if self.gather is not None and not self.gate_seen and self._gate_open():
             self.gate_seen = True
-            self._heard(now_us)  # from here on the ranges owe us values
+            self.patience.heard(now_us)  # from here on the ranges owe us values
         return self.pump(now_us)
 
     def on_claim(self, told: m.ClaimTold, now_us: int) -> list[Any]:
-        if self.offer is None or not self.offer.on_claim(told):
+        return self._on_news(self.offer is not None and self.offer.on_claim(told), now_us)
+
+    def _on_news(self, is_news: bool, now_us: int) -> list[Any]:
+        """Something that was owed has come, unless it had come before."""
+        if not is_news:
             return []
-        self._heard(now_us)
+        self.patience.heard(now_us)
         return self.pump(now_us)
 
     def concerns(self, refuse: m.Refuse) -> bool:
@@ -280,20 +274,7 @@ class Operation:
         return self.offer is not None and self.offer.claim == claim
 
     def on_refuse(self, refuse: m.Refuse) -> list[Any]:
-        try:
-            code = Code(refuse.code)
-        except ValueError:
-            code = Code.INTERNAL
-        return self.fail(code, refuse.text)
-
-    def on_nack(self, now_us: int) -> list[Any]:
-        """Not taken by this map.  A newer one brings `on_map`; without one its server is behind and gets a moment."""
-        if self.due_us > now_us + self.nack_wait_us:
-            self.heard_us = now_us
-            self.backoff_us = self.nack_wait_us
-            self.due_us = now_us + self.nack_wait_us
-            self.nack_wait_us = min(2 * self.nack_wait_us, self.limits.resend_us_max)
-        return []
+        return self.fail(code_of(refuse.code), refuse.text)
 
     def on_map(self, moved: frozenset[int], clock_moved: bool, now_us: int) -> list[Any]:
         """A new map: what is owed by ranges that have moved is asked for where they lie now."""
@@ -358,20 +339,18 @@ class Operation:
 
     def on_time(self, now_us: int) -> list[Any]:
         """Ask again for what a server owes us; ask how the clock stands when we wait for other workers."""
-        if self.over or now_us < self.due_us:
+        patience = self.patience
+        if self.over or now_us < patience.due_us:
             return []
         effects: list[Any] = []
         if not self.started or not self.read:
-            self.due_us = now_us + self.limits.resend_us
+            patience.look_again(now_us + self.limits.resend_us)
         elif self.owed_by_clock() or self.owing():
-            if now_us >= self.heard_us + self.backoff_us:
+            if patience.is_over(now_us):
                 effects += [*self._resend(), *self._resend_to_clock()]
-                self.heard_us = now_us
-                self.backoff_us = min(2 * self.backoff_us, self.limits.resend_us_max)
-            self.due_us = self.heard_us + self.backoff_us
         else:
             effects += self._ask_standing(now_us)
-            self.due_us = now_us + self.limits.poll_us
+            patience.look_again(now_us + self.limits.poll_us)
         if not self.parked and not self.orphan:
             self.parked = True
             effects.append(e.SetState(self.channel.name, PARKED))
@@ -409,9 +388,9 @@ class Operation:
 
     def _resend_to_clock(self) -> list[Any]:
         if self.clock_told and self.ticking and not self.ticked:
-            return [self._tick()]
+            return list(self._tick())
         if self.clock_told and self.leaving and not self.left:
-            return [self._leave()]
+            return list(self._leave())
         return [] if self.offer is None else list(self.offer.resend_to_clock())
 
     def _ask_standing(self, now_us: int) -> list[Any]:
@@ -419,29 +398,19 @@ class Operation:
         effects: list[Any] = [] if self.offer is None else list(self.offer.poll())
         if now_us - self.job.asked_us >= self.limits.poll_us // 2:
             self.job.asked_us = now_us
-            job, channel = self.job, self.channel
-            server, epoch = job.clock_route
-            effects.append(Send(server, m.StandingAsk(job.number, epoch, job.token, channel.worker, channel.gen)))
+            effects += self.job.to_clock(m.StandingAsk, self.channel.worker, self.channel.gen)
         return effects
-
-    def _heard(self, now_us: int) -> None:
-        self.heard_us = self.quiet_since_us = now_us
-        self.backoff_us = self.limits.resend_us
-        self.nack_wait_us = max(1, self.limits.resend_us // 8)
-        self.explain_us = now_us + self.limits.explain_us
 
     # -- messages to the clock
 
-    def _tick(self) -> Send:
-        job, channel = self.job, self.channel
-        assert job.plan is not None
+    def _tick(self) -> list[Send]:
+        channel, plan = self.channel, self.job.plan
+        assert plan is not None
         weight = channel.weight + (self.request.weight if self.request.pushes else 0.0)
-        weights = tuple((number, weight) for number in job.plan.tables) if weight else ()
-        token = max(job.token, self.scatter.token if self.scatter is not None else 0)
-        server, epoch = job.clock_route
-        return Send(server, m.Tick(job.number, epoch, token, channel.worker, channel.gen, channel.clock, weights))
+        weights = tuple((number, weight) for number in plan.tables) if weight else ()
+        token = self.scatter.token if self.scatter is not None else 0
+        return self.job.to_clock(m.Tick, channel.worker, channel.gen, channel.clock, weights, token=token)
 
-    def _leave(self) -> Send:
-        job, channel = self.job, self.channel
-        server, epoch = job.clock_route
-        return Send(server, m.Leave(job.number, epoch, job.token, channel.worker, channel.gen, channel.clock, "bye"))
+    def _leave(self) -> list[Send]:
+        channel = self.channel
+        return self.job.to_clock(m.Leave, channel.worker, channel.gen, channel.clock, "bye")

@@ -10,14 +10,21 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ..core.clock import BSP, Consistency
+from ..core.effects import Send
 from ..core.errors import Code, PeerError
 from ..core.job import JobSpec
 from ..core.jobmap import FAILED, FINISHED, LOST, RUNNING, STOPPED, JobMap, pieces
 from ..core.table import DTYPE_CODES
 from ..wire import messages as m
 
+CODES = frozenset(int(code) for code in Code)
 #: What a program is told when its job has come to this state.
 STATE_CODES = {FINISHED: Code.STOP, STOPPED: Code.STOP, FAILED: Code.GONE, LOST: Code.NOSERVER}
+
+
+def code_of(number: int) -> Code:
+    """The code of a peer's refusal, whatever number it sends."""
+    return Code(number) if number in CODES and number else Code.INTERNAL
 
 
 class Slice(NamedTuple):
@@ -200,6 +207,13 @@ class Job:
         self.waiting = standing.waiting
         since = self.waiting_since_us
         self.waiting_since_us = {worker: since.get(worker, now_us) for worker in standing.waiting}
+
+    def to_clock(self, kind: Any, worker: int, gen: int, *more: Any, token: int = 0) -> list[Send]:
+        """A message of a stream to the keeper of the clock; nothing while nobody keeps it."""
+        server, epoch = self.clock_route
+        if not server:
+            return []
+        return [Send(server, kind(self.number, epoch, token if token > self.token else self.token, worker, gen, *more))]
 
     def known_document(self) -> dict[str, Any]:
         """The clock as a tool shows it."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..core.effects import Send
 from ..core.errors import Code
 from ..core.limits import Limits
 from ..wire import messages as m
@@ -60,7 +59,7 @@ class Servers:
         if asker is None or asker.job.number != values.job:
             return []  # late or doubled: the request was answered, and what it may write was written
         if isinstance(asker, Export):
-            return asker.on_values(values, now_us) + self.desk.conclude(asker)
+            return self.desk.exports.on_values(asker, values, now_us)
         return self.house.settle(asker, asker.on_values(values, now_us), now_us)
 
     def on_nack(self, sender: str, nack: m.Nack, now_us: int) -> list[Any]:
@@ -71,8 +70,8 @@ class Servers:
         job.nacked.add(nack.range)
         effects = self.house.newer_map(job, nack.token, now_us)
         for operation in self.house.operations_of(nack.job):
-            effects += operation.on_nack(now_us)
-            self.house.wake(operation.due_us)
+            operation.patience.nacked(now_us)  # a newer map comes by `on_map`; without one, its server is behind
+            self.house.wake(operation.patience.due_us)
         return effects
 
     def on_refuse(self, sender: str, refuse: m.Refuse, now_us: int) -> list[Any]:
@@ -86,7 +85,7 @@ class Servers:
             effects += self.desk.on_refused_join(job, refuse.worker, refuse.code, refuse.text)
         asker = self._refused(refuse)
         if isinstance(asker, Export):
-            effects += asker.fail(refuse.code, refuse.text) + self.desk.conclude(asker)
+            effects += self.desk.exports.on_refuse(asker, refuse)
         elif asker is not None and asker.job is job:
             effects += asker.on_refuse(refuse)
             self.house.settle(asker, effects, now_us)
@@ -142,8 +141,7 @@ class Servers:
 
     def ask_standing(self, job: Job) -> list[Any]:
         """How does the clock stand, asked for nobody in particular?"""
-        server, epoch = job.clock_route
-        return [Send(server, m.StandingAsk(job.number, epoch, job.token, m.NOBODY, 0))] if server else []
+        return list(job.to_clock(m.StandingAsk, m.NOBODY, 0))
 
     def _notify(self, job: Job, worker: int, notice: Notice) -> list[Any]:
         self.notices[job.number, worker] = notice
@@ -151,12 +149,8 @@ class Servers:
         return self._say(job, worker, notice)
 
     def _say(self, job: Job, worker: int, notice: Notice) -> list[Any]:
-        server, epoch = job.clock_route
-        if not server:
-            return []
-        if notice.kind is m.Join:
-            return [Send(server, m.Join(job.number, epoch, job.token, worker, notice.gen))]
-        return [Send(server, m.Leave(job.number, epoch, job.token, worker, notice.gen, notice.clock, notice.reason))]
+        more = () if notice.kind is m.Join else (notice.clock, notice.reason)
+        return list(job.to_clock(notice.kind, worker, notice.gen, *more))
 
     def on_time(self, now_us: int) -> list[Any]:
         effects: list[Any] = []
@@ -171,4 +165,4 @@ class Servers:
         return effects
 
     def deadline_us(self, latest_us: int) -> int:
-        return min((notice.due_us for notice in self.notices.values()), default=latest_us)
+        return min([latest_us, *(notice.due_us for notice in self.notices.values())])

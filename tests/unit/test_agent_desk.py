@@ -41,7 +41,7 @@ ONES = np.ones(40, "<f4")
         ({"op": "exited", "id": 1, "job": "digits", "worker": 0, "gen": 1, "how": "well"}, "none of finished"),
         ({"op": "end", "id": 1, "job": "digits", "state": "over", "reason": ""}, "none of finished"),
         ({"op": "export", "id": 1, "job": "digits", "dir": "here"}, "no absolute path"),
-        ({"op": "opened", "id": 1, "job": "digits", "worker": 0, "gen": 1, "dir": "/root/other.0.1"}, "is not the channel"),
+        ({"op": "opened", "id": 1, "job": "digits", "worker": 0, "gen": 1, "dir": "/elsewhere/other.0.1"}, "is not the channel"),
     ],
 )
 def test_bad_input_is_answered_with_a_sentence_and_changes_nothing(document: dict[str, Any], words: str) -> None:

@@ -380,7 +380,7 @@ class World:
         assert answer["ok"], answer
         info = parse_info(answer["info"])
         self.files[info.directory_name] = MemoryFiles(info)
-        opened = self.ask("opened", job=job, worker=worker, gen=answer["gen"], dir=f"/root/{info.directory_name}")
+        opened = self.ask("opened", job=job, worker=worker, gen=answer["gen"], dir=f"/elsewhere/{info.directory_name}")
         assert opened["ok"], opened
         return Program(self, info.directory_name, info.gen)
 

@@ -1,0 +1,88 @@
+"""The exports that are asked for and not answered yet: each by its number, with who waits for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..core.errors import Code
+from ..wire import messages as m
+from . import effects as e
+from .asked import Ticket, no, yes
+from .export import Export
+from .house import House
+from .router import Job
+
+
+class Exports:
+    def __init__(self, house: House) -> None:
+        self.house = house
+        self.running: dict[int, tuple[Export, Ticket]] = {}
+
+    def begin(self, ticket: Ticket, job: Job, place: str, now_us: int) -> None:
+        export = Export(job, self.house.new_request(), place, self.house.limits, now_us)
+        self.running[export.number] = (export, ticket)
+        self.house.by_request[export.number] = export
+        self.house.wake(export.due_us)
+
+    def on_values(self, export: Export, values: m.Values, now_us: int) -> list[Any]:
+        return export.on_values(values, now_us) + self._conclude(export)
+
+    def on_refuse(self, export: Export, refuse: m.Refuse) -> list[Any]:
+        return export.fail(refuse.code, refuse.text) + self._conclude(export)
+
+    def on_standing(self, job: Job, now_us: int) -> list[Any]:
+        effects: list[Any] = []
+        for export in self._of(job):
+            effects += export.on_standing(now_us)
+        return effects
+
+    def on_map(self, job: Job, moved: frozenset[int]) -> list[Any]:
+        effects: list[Any] = []
+        ended = job.ended()
+        for export in self._of(job):
+            effects += export.on_map(moved) if ended is None else export.fail(*ended)
+            effects += self._conclude(export)
+        return effects
+
+    def on_hung(self, connection: int) -> list[Any]:
+        """Nobody waits there any more: what was written goes."""
+        effects: list[Any] = []
+        for export, ticket in list(self.running.values()):
+            if ticket.connection == connection:
+                effects += export.fail(Code.GONE, "nobody waits for it any more")
+                self._forget(export)
+        return effects
+
+    def on_event(self, event: e.ExportFailed | e.ExportEnded, now_us: int) -> list[Any]:
+        """What became of its files."""
+        if event.export not in self.running:
+            return []
+        export, ticket = self.running[event.export]
+        if isinstance(event, e.ExportFailed):
+            return export.fail(event.code, event.text) + self._conclude(export)
+        self._forget(export)
+        return yes(ticket, {"files": export.files, "bytes": event.nbytes, "clock": export.high})
+
+    def on_time(self, now_us: int) -> list[Any]:
+        effects: list[Any] = []
+        for export, _ticket in self.running.values():
+            effects += export.on_time(now_us)
+        return effects
+
+    def deadline_us(self, latest_us: int) -> int:
+        return min([latest_us, *(export.due_us for export, _ticket in self.running.values())])
+
+    def _of(self, job: Job) -> list[Export]:
+        return [export for export, _ticket in self.running.values() if export.job is job]
+
+    def _conclude(self, export: Export) -> list[Any]:
+        """Answer one that has failed."""
+        if export.failure is None or export.number not in self.running:
+            return []
+        _export, ticket = self.running[export.number]
+        self._forget(export)
+        return no(ticket, *export.failure)
+
+    def _forget(self, export: Export) -> None:
+        del self.running[export.number]
+        del self.house.by_request[export.number]
