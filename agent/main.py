@@ -44,6 +44,8 @@ class AgentShell:
         self._stat_lost = False
         node.performers.update(self.disk.performers())
         node.performers[e.Tell] = self.door.tell
+        self._reply = node.performers[e.Reply]
+        node.performers[e.Reply] = self._first_reply
         node.at_end(self.close)
 
     def feed(self, event: Any) -> None:
@@ -53,6 +55,12 @@ class AgentShell:
         self.feed(event)
         if isinstance(event, e.Hung):  # perhaps a launcher that has died: its channels say so by their keepers
             self.disk.look_for_keepers()
+
+    def _first_reply(self, effect: e.Reply) -> None:
+        """The first of this process is news for the supervisor; the others go straight to their channels."""
+        self.node.performers[e.Reply] = self._reply
+        self._reply(effect)
+        self.node.served()
 
     def start(self, channels: tuple[str, ...]) -> None:
         """The loop runs: adopt what an earlier agent left, then beat."""

@@ -24,7 +24,7 @@ from ..runtime.process import Child, Exit, spawn
 from ..shm_protocol.root import prepare_root
 from ..wire.messages import Done, Message, NodeExit
 from . import discovery
-from .daemon import Daemon, Patience, command, environment
+from .daemon import Daemon, command, environment
 from .discovery import ClusterFile
 
 GRACE_S = 5.0  # for a child that was told to end
@@ -79,7 +79,7 @@ class LocalCluster(Cluster):
         say: Say = lambda text: None,
         limits: Limits = Limits(),
     ) -> None:
-        super().__init__(loop, file._replace(pid=os.getpid()))
+        super().__init__(loop, file._replace(pid=os.getpid(), keeper="run" if private else "up"))
         self.on_news = lambda text, fatal: say(text)
         self.daemons = [Daemon("master", "m0")]
         self.daemons += [Daemon("server", f"s{number}") for number in range(servers)]
@@ -162,6 +162,7 @@ class LocalCluster(Cluster):
             for daemon in self.daemons:
                 if daemon.child is not None and str(daemon.child.pid) == fields.get("MAINPID"):
                     daemon.node = fields.get("X_PLUGML_NODE", daemon.node)
+                    daemon.served |= fields.get("X_PLUGML_SERVED") == "1"
                     if fields.get("READY") == "1":
                         self._is_ready(daemon)
 
@@ -188,8 +189,8 @@ class LocalCluster(Cluster):
 
         if self._report is not None and daemon.node and daemon.role != "master":
             self._report.tell(daemon.node, exit_.status)
-        wait_us = daemon.patience.wait_us(daemon.ready, now_us() - daemon.started_us)
-        daemon.ready, daemon.lost, daemon.node = False, True, ""
+        wait_us = daemon.patience.wait_us(daemon.ready, daemon.served, now_us() - daemon.started_us)
+        daemon.ready, daemon.served, daemon.lost, daemon.node = False, False, True, ""
         words = f"{daemon.title} ended ({exit_})" + self._last_words(child)
         if wait_us is None or (not self.ready.done() and not exit_.signum):
             self._give_up(words)

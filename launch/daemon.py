@@ -19,31 +19,37 @@ from .discovery import ClusterFile
 SECOND = 1_000_000
 FIRST_WAIT_US, LONGEST_WAIT_US = 100_000, 5 * SECOND
 HEALTHY_US = 10 * SECOND  # who lived so long has not died of its start
-FAILURES_MAX = 5
+FAILURES_MAX = 5  # in a row, of a process that never got ready
+IDLE_FAILURES_MAX = 20  # in a row, of one that got ready and then served nobody
 #: The variables of ours that a daemon may see; those of a channel would make it a worker.
 OURS = ("PLUGML_CHECK",)
 
 
 class Patience:
-    """When to start a process again: at once, then ever later; never, if it fails again and again from its start.
+    """When to start a process again: at once, then ever later; never, if it dies again and again without progress.
+
+    Who has served somebody, or lived long, has made progress, however often it is killed.
 
     >>> patience = Patience()
-    >>> [patience.wait_us(True, 60 * SECOND), patience.wait_us(True, 60 * SECOND)]
-    [0, 0]
-    >>> [patience.wait_us(False, 0) for _ in range(5)]
+    >>> [patience.wait_us(True, True, SECOND) for _ in range(100)] == [0] * 100
+    True
+    >>> [patience.wait_us(False, False, 0) for _ in range(5)]
     [100000, 200000, 400000, 800000, None]
+    >>> patience = Patience()
+    >>> [patience.wait_us(True, False, SECOND) for _ in range(3)]
+    [0, 200000, 400000]
     """
 
     def __init__(self) -> None:
         self._failures = 0
 
-    def wait_us(self, was_ready: bool, lived_us: int) -> int | None:
+    def wait_us(self, was_ready: bool, has_served: bool, lived_us: int) -> int | None:
         """Microseconds from its end to its next start; None = give up."""
-        if was_ready and lived_us >= HEALTHY_US:
+        if was_ready and (has_served or lived_us >= HEALTHY_US):
             self._failures = 0
             return 0
         self._failures += 1
-        if self._failures >= FAILURES_MAX and not was_ready:
+        if self._failures >= (IDLE_FAILURES_MAX if was_ready else FAILURES_MAX):
             return None
         if self._failures == 1 and was_ready:
             return 0
@@ -60,6 +66,7 @@ class Daemon:
     node: str = ""  # the incarnation's name, when it has told it
     started_us: int = 0
     ready: bool = False
+    served: bool = False  # it has done something for somebody
     lost: bool = False  # ended, and not ready again since
     timer: asyncio.TimerHandle | None = None
     patience: Patience = field(default_factory=Patience)

@@ -109,6 +109,10 @@ class Node:
             self.log("ready", pid=os.getpid(), endpoint=self.network.endpoint)
             sd_notify(f"READY=1\nMAINPID={os.getpid()}\nX_PLUGML_NODE={self.name}")
 
+    def served(self) -> None:
+        """Tell the supervisor that this process was of use to somebody: whatever it dies of, it is not its start."""
+        sd_notify(f"X_PLUGML_SERVED=1\nMAINPID={os.getpid()}")
+
     def stop(self, exit_code: int, text: str) -> None:
         """End this process in order; the first reason counts."""
         if self.stopping:

@@ -1,0 +1,133 @@
+"""A job whose sums tell whether a push was ever lost, doubled or torn: C, R and shell workers that push whole numbers.
+
+In clock c worker k pushes (c + 1) (k + 1) + i to element i, so that of N pushes in all element i + 1 holds N more than
+element i, wherever one looks.  Also who of a cluster is which process, and how far its channels have come.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tests.conftest import require
+from tests.system.run_kit import ROOT, Place, Running, children, wait_for
+
+ELEMENTS = 100
+HELLO = ROOT / "examples" / "hello"
+LANGUAGES = ("c", "r", "sh")
+
+
+def commands(place: Place, steps: int, pause_ms: int = 0, languages: Sequence[str] = LANGUAGES) -> list[list[str]]:
+    """One command per worker; the C one is compiled here.  Skips the test where a language is missing."""
+    place.environ |= {"PLUGML_R": str(ROOT / "clients/r/plugml.R"), "PLUGML_SH": str(ROOT / "clients/sh/plugml.sh")}
+    place.environ["TMPDIR"] = str(place.directory)  # where a killed shell leaves its scratch
+    made: dict[str, list[str]] = {}
+    if "c" in languages:
+        require("cc")
+        program = place.directory / "count"
+        source = [str(HELLO / "count.c"), str(ROOT / "clients/c/plugml.c")]
+        subprocess.run(["cc", "-O2", "-I", str(ROOT / "clients/c"), *source, "-o", str(program)], check=True)
+        made["c"] = [str(program), str(steps), str(pause_ms)]
+    if "r" in languages:
+        require("Rscript")
+        made["r"] = ["Rscript", str(HELLO / "count.R"), str(steps), str(pause_ms)]
+    if "sh" in languages:
+        made["sh"] = ["sh", str(HELLO / "count.sh"), str(steps), str(pause_ms / 1000)]
+    return [made[language] for language in languages]
+
+
+def job_file(place: Place, each: Sequence[Sequence[str]], **job: object) -> Path:
+    """job.toml for these workers; `job` goes into its section [job]."""
+    lines = ["[job]", *(f"{key} = {json.dumps(value)}" for key, value in {"name": "count", **job}.items())]
+    lines += ["[[table]]", 'name = "w"', f"shape = {ELEMENTS}", 'dtype = "i64"', 'optimizer = "add"']
+    for command in each:
+        lines += ["[[worker]]", f"command = {json.dumps(list(command))}"]
+    return place.write("job.toml", "\n".join(lines) + "\n")
+
+
+def sums(place: Place, name: str = "count") -> list[int]:
+    """The table's final values; fails when a push was torn."""
+    values = np.fromfile(place.directory / "plugml-runs" / name / "w.bin", "<i8")
+    assert len(set(np.diff(values).tolist())) == 1, f"torn: {values}"
+    return [int(value) for value in values]
+
+
+def expected(steps: int, workers: int) -> list[int]:
+    """Every clock of every worker once."""
+    first = steps * (steps + 1) // 2 * (workers * (workers + 1) // 2)
+    return [first + steps * workers * i for i in range(ELEMENTS)]
+
+
+# -- who is who -------------------------------------------------------------------------------------------------------
+
+
+def root_of(place: Place) -> Path:
+    """The root of the only cluster that the test runs."""
+    roots = [path for path in place.root.iterdir() if path.is_dir()]
+    assert len(roots) == 1, roots
+    return roots[0]
+
+
+def agent_pid(root: Path) -> int:
+    """The live agent says who it is in the file that it holds locked; 0 while there is none yet."""
+    try:
+        return int((root / "agent.lock").read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def node_pids(below: int, *words: str) -> list[int]:
+    """Processes under `below` with all these words in their command line."""
+    return [pid for pid, line in children(below).items() if all(word in line for word in words)]
+
+
+def kill_agent(root: Path) -> int:
+    """kill -9; gives the pid that is no more."""
+    pid = agent_pid(root)
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+def done_seq(root: Path, worker: int, job: str = "count") -> int:
+    """Requests that the newest generation of a worker has had answered; -1 while it has no channel."""
+    newest = max(root.glob(f"{job}.{worker}.*/ctl"), key=lambda path: int(path.parent.name.rpartition(".")[2]), default=None)
+    try:
+        return -1 if newest is None else int.from_bytes(newest.read_bytes()[0x80:0x88], "little")
+    except OSError:
+        return -1
+
+
+def clock_of(root: Path, worker: int, job: str = "count") -> int:
+    """Clocks that the newest generation of a worker has finished; -1 while it has no channel."""
+    newest = max(root.glob(f"{job}.{worker}.*/ctl"), key=lambda path: int(path.parent.name.rpartition(".")[2]), default=None)
+    try:
+        return -1 if newest is None else int.from_bytes(newest.read_bytes()[0x90:0x98], "little", signed=True)
+    except OSError:
+        return -1
+
+
+def await_clock(run: Running, root: Path, worker: int, clock: int) -> None:
+    """Until a worker has finished that many clocks, or the run has ended."""
+    wait_for(lambda: clock_of(root, worker) >= clock or not is_on(run), f"clock {clock} of worker {worker}")
+
+
+def is_on(run: Running) -> bool:
+    return run.process.poll() is None
+
+
+def plugml(*words: str) -> list[str]:
+    return [sys.executable, "-m", "plugml", *words]
+
+
+def forget(place: Place) -> None:
+    """Remove what killed programs have left in their scratch directories."""
+    for path in place.directory.glob("tmp.*"):
+        shutil.rmtree(path, ignore_errors=True)
