@@ -58,10 +58,21 @@ class House:
         """The job of this number; it may be new to us."""
         job = self.jobs.get(number)
         if job is None:
+            self._forget_ended_jobs()
             job = self.jobs[number] = Job(number, name)
         if number >= self.names.get(name, 0):
             self.names[name] = number
         return job
+
+    def _forget_ended_jobs(self) -> None:
+        """Jobs that have ended are kept for late questions, but not for ever."""
+        served = {channel.number for channel in self.channels.values()}
+        for number in [number for number, job in self.jobs.items() if job.ended() is not None and number not in served]:
+            if len(self.jobs) < self.limits.jobs_max:
+                return
+            job = self.jobs.pop(number)
+            if self.names.get(job.name) == number:
+                del self.names[job.name]
 
     def want_map(self, job: Job, now_us: int) -> list[Any]:
         """Ask for the newest map that we know to exist, if ours is older."""

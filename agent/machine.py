@@ -27,6 +27,8 @@ from .programs import Programs
 from .servers import Servers
 from .waits import explain
 
+_OF_MASTER = frozenset({m.Registered, m.BeatAck, m.MapTold, m.JobTold, m.AttachTold, m.Done, m.AdminTold})
+
 
 class AgentMachine:
     """One host's agent."""
@@ -55,10 +57,13 @@ class AgentMachine:
     def on_message(self, sender: str, message: Any, now_us: int) -> list[Any]:
         if not sender:
             return self._events[type(message)](message, now_us)
-        handler = self._handlers.get(type(message))
+        kind = type(message)
+        handler = self._handlers.get(kind)
         try:
             if handler is None:
-                raise PeerError(f"{type(message).__name__} is nothing that an agent is sent")
+                raise PeerError(f"{kind.__name__} is nothing that an agent is sent")
+            if kind in _OF_MASTER and sender != self.house.link.master:
+                raise PeerError(f"{kind.__name__} from a node that is not the master")
             return handler(sender, message, now_us)
         except PeerError as error:
             return self._strange(sender, str(error))

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..core.effects import Connect, Disconnect, Log
 from ..core.errors import PeerError
-from ..core.jobmap import JobMap
+from ..core.jobmap import RUNNING, JobMap
 from ..wire import messages as m
 from . import effects as e
 from .desk import Desk
@@ -70,13 +70,13 @@ class Masters:
         return [Log("job", {**fields, "number": job.number}), e.Tell(e.ALL, {"event": "job", **fields})]
 
     def _connect(self, new: JobMap) -> list[Any]:
-        """Reach every server of the map; let go of those that no map names any more."""
+        """Reach every server of the map; let go of those that no running job needs any more."""
         effects: list[Any] = []
-        for node, endpoint in new.endpoints.items():
+        for node, endpoint in new.endpoints.items() if new.state == RUNNING else ():
             if self.connected.get(node) != endpoint:
                 self.connected[node] = endpoint
                 effects.append(Connect(node, endpoint))
-        named = {node for job in self.house.jobs.values() if job.map is not None for node in job.map.endpoints}
+        named = {node for job in self.house.jobs.values() if job.map is not None and job.running for node in job.map.endpoints}
         for node in [node for node in self.connected if node not in named]:
             del self.connected[node]
             effects.append(Disconnect(node))

@@ -274,7 +274,10 @@ class Operation:
         return self.offer is not None and self.offer.claim == claim
 
     def on_refuse(self, refuse: m.Refuse) -> list[Any]:
-        return self.fail(code_of(refuse.code), refuse.text)
+        text = refuse.text
+        if self.scatter is not None and self.scatter.taken:
+            text += f"; {self.scatter.taken} other parts of this push had been taken"
+        return self.fail(code_of(refuse.code), text)
 
     def on_map(self, moved: frozenset[int], clock_moved: bool, now_us: int) -> list[Any]:
         """A new map: what is owed by ranges that have moved is asked for where they lie now."""

@@ -155,8 +155,8 @@ class Servers:
     def on_time(self, now_us: int) -> list[Any]:
         effects: list[Any] = []
         for key, notice in list(self.notices.items()):
-            job = self.house.jobs[key[0]]
-            if job.ended() is not None:
+            job = self.house.jobs.get(key[0])
+            if job is None or job.ended() is not None:
                 del self.notices[key]
             elif now_us >= notice.due_us:
                 notice.backoff_us = min(2 * notice.backoff_us, self.house.limits.resend_us_max)

@@ -46,7 +46,7 @@ class Stream:
 class Scatter:
     """One push (or one offer of first values) on its way to every range that it concerns."""
 
-    __slots__ = ("job", "stream", "seq", "clock", "weight", "claim", "buffer", "credits", "token", "unsent", "unacked", "asking")
+    __slots__ = ("job", "stream", "seq", "clock", "weight", "claim", "buffer", "credits", "token", "parts", "unsent", "unacked", "asking")
 
     def __init__(
         self, job: Job, stream: Stream, seq: int, clock: int, weight: float, buffer: Buffer, parts: tuple[Part, ...], credits: Credits, claim: int = 0
@@ -60,6 +60,7 @@ class Scatter:
         self.buffer = memoryview(buffer)
         self.credits = credits
         self.token = 0  # newest map version that an answer has shown
+        self.parts = len(parts)
         self.unsent: deque[Part] = deque(parts)
         self.unacked: dict[int, tuple[Part, str]] = {}  # by range, with the server that holds the credit
         self.asking: dict[int, Part] = {}  # prev is being asked for
@@ -71,6 +72,11 @@ class Scatter:
     @property
     def done(self) -> bool:
         return not self.unsent and not self.unacked and not self.asking
+
+    @property
+    def taken(self) -> int:
+        """Parts that are acked while others are not yet."""
+        return 0 if self.done else self.parts - len(self.unsent) - len(self.unacked) - len(self.asking)
 
     def pump(self, owner: Any) -> list[Send]:
         """Send what may be sent.  An owner that finds a window full is remembered there."""
