@@ -98,7 +98,7 @@ class Crew:
 
     def on_spawned(self, event: e.Spawned, now_us: int) -> list[Any]:
         worker = self.workers[event.worker]
-        worker.phase, worker.pid, worker.moved_us = RUNNING, event.pid, now_us
+        worker.phase, worker.pid, worker.moved_us, worker.spoke = RUNNING, event.pid, now_us, False
         told = e.Tell("detail", f"worker {worker.number} runs as process {event.pid}, generation {worker.gen}")
         return [told, e.Signal(worker.number, worker.gen, SIGTERM)] if self.ending else [told]
 
@@ -112,6 +112,24 @@ class Crew:
         exit_code = EX_ROOT_FULL if event.code == Code.NOSPC.name else EX_WORLD
         return Verdict(FAILED, f"worker {worker.number} cannot be {what}: {event.code}: {event.text}", exit_code)
 
+    def on_looked(self, event: e.Looked, now_us: int) -> list[Any]:
+        """How a program is.  A channel that is gone was closed by somebody else: its worker takes part no more."""
+        worker = self.workers[event.worker]
+        if worker.phase != RUNNING or worker.gen != event.gen:
+            return []
+        worker.spoke, worker.state = event.spoke, event.state
+        if event.there or worker.unplugged or self.ending:
+            return []
+        worker.unplugged = True
+        return self._warn(f"worker {worker.number} was unplugged from outside: the others go on without it")
+
+    def dismiss(self) -> list[Any]:
+        """Nobody is left but programs that were unplugged: they may end, too."""
+        rest = [worker for worker in self.workers if worker.phase not in (ENDED, HELD)]
+        if not rest or not all(worker.unplugged and worker.phase == RUNNING for worker in rest):
+            return []
+        return [e.Signal(worker.number, worker.gen, SIGTERM) for worker in rest]
+
     # -- out ------------------------------------------------------------------------------------------------------------
 
     def on_exited(self, event: e.Exited, now_us: int) -> list[Any]:
@@ -119,6 +137,8 @@ class Crew:
         if event.gen != worker.gen or worker.phase != RUNNING:
             return []
         worker.status, worker.tail, worker.pid = event.status, event.tail, 0
+        if worker.unplugged:
+            return self._leave(worker, "finished")
         # A program that failed stays a member for now: the others must not run on before it is decided.
         return self._leave(worker, "finished" if event.status in self.plan.ok_exit else "restarting")
 
@@ -153,8 +173,8 @@ class Crew:
         return [dropped, *self._died(worker)]
 
     def _finished(self, worker: Worker) -> list[Any]:
-        worker.phase, worker.outcome = ENDED, FINISHED
-        if worker.pushes or self.ending:
+        worker.phase, worker.outcome = ENDED, "unplugged" if worker.unplugged else FINISHED
+        if worker.pushes or worker.unplugged or self.ending:
             return []
         status = words.ending(worker.status or 0)
         return self._warn(f"worker {worker.number} ended with {status} but never pushed: is its program plugged in?")

@@ -181,10 +181,11 @@ class Exited(NamedTuple):
 
 
 class Looked(NamedTuple):
-    """`spoke`: it has ever written a request.  `state`: one letter of the kernel (T = stopped, Z = ended)."""
+    """`there`: its channel is.  `spoke`: it has ever written a request.  `state`: the kernel's letter (T = stopped)."""
 
     worker: int
     gen: int
+    there: bool
     spoke: bool
     state: str
 

@@ -4,7 +4,7 @@
     launcher dies, or closes the pipe  ->  SIGKILL to every process group still named, then the directories are removed
 
 A worker's own process dies with its parent (PR_SET_PDEATHSIG); the guard is for what *it* has started, and for the
-memory that a private cluster leaves in its root.  It is forked before there are threads and runs nothing else.
+memory that a private cluster leaves in its root.  This file is also the guard's program: it imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -13,31 +13,30 @@ import os
 import select
 import shutil
 import signal
+import subprocess
+import sys
 
 LINE = b"\n"
 REMOVE_TRIES, REMOVE_PAUSE_S = 100, 0.05
-END_LIMIT_S = 10.0  # for the processes of the launcher to be gone before their directory is removed
+END_LIMIT_S = 10.0  # for processes to be gone before their directory is removed, and for the guard itself
 
 
 class Guard:
     """The launcher's end of the pipe."""
 
-    def __init__(self, fd: int, pid: int) -> None:
-        self._fd = fd
-        self._pid = pid
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None
+        self._process = process
+        self._pipe = process.stdin
 
     @classmethod
     def start(cls) -> Guard:
-        """Fork the guard.  To be called while the process has one thread."""
-        read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
-        pid = os.fork()
-        if pid == 0:
-            try:
-                _serve(read_fd)
-            finally:  # whatever happens here must not run on as a second launcher
-                os._exit(0)
-        os.close(read_fd)
-        return cls(write_fd, pid)
+        """In a session of its own, holding none of our descriptors: a pipe to `head` must not stay open because of it."""
+        words = [sys.executable, "-I", "-S", os.path.abspath(__file__)]
+        nothing = subprocess.DEVNULL
+        return cls(
+            subprocess.Popen(words, stdin=subprocess.PIPE, stdout=nothing, stderr=nothing, start_new_session=True, cwd="/", bufsize=0)
+        )
 
     def watch(self, pid: int) -> None:
         """End the process group `pid` if we die."""
@@ -52,29 +51,24 @@ class Guard:
 
     def close(self) -> None:
         """The end of the run: what is still named is ended, and the guard ends."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-            os.waitpid(self._pid, 0)
+        self._pipe.close()
+        try:
+            self._process.wait(END_LIMIT_S)
+        except subprocess.TimeoutExpired:  # somebody has stopped it
+            self._process.kill()
+            self._process.wait()
 
     def _say(self, words: bytes) -> None:
         try:
-            os.write(self._fd, words + LINE)
-        except BrokenPipeError:  # somebody killed the guard: the run goes on without
+            self._pipe.write(words + LINE)
+        except BrokenPipeError:  # somebody has killed it: the run goes on without
             return
 
 
-def _serve(read_fd: int) -> None:
-    os.setsid()
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
+def main() -> None:
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_IGN)
-    signal.set_wakeup_fd(-1)
-    nothing = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):  # a pipe to `head` must not stay open because of us
-        os.dup2(nothing, fd)
-    os.dup2(read_fd, 3)
-    os.closerange(4, os.sysconf("SC_OPEN_MAX"))
-    groups, directories = _listen(3)
+    groups, directories = _listen(0)
     _end(groups)
     for directory in directories:
         _remove(directory)
@@ -126,3 +120,7 @@ def _remove(directory: str) -> None:
         if not os.path.lexists(directory):
             return
         select.select([], [], [], REMOVE_PAUSE_S)
+
+
+if __name__ == "__main__":
+    main()

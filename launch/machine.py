@@ -27,7 +27,6 @@ CONNECTING, REGISTERING, TRAINING, ENDING, SAVING, CLOSING, DONE = (
 )  # fmt: skip
 SIGKILL, SIGTERM = 9, 15
 EX_WORLD, EX_USAGE, EX_NO_CLUSTER, EX_TEMPFAIL = 1, 2, 69, 75
-LOOKED_MAX = 4  # workers that one explanation of a wait looks at
 REASON_MAX = 500  # characters of a reason that go to the master
 
 
@@ -46,7 +45,7 @@ class RunMachine:
         self.saved = ""
         self.files: tuple[str, ...] = ()
         self.crew = Crew(plan, host, logs, self._ask, now_us)
-        self.watch = Watch(limits, now_us)
+        self.watch = Watch(self.crew, limits, now_us)
         self._start_us = now_us
         self._first_name = plan.spec.name
         self._suffix = 1
@@ -58,7 +57,6 @@ class RunMachine:
         self._poll_us: int | None = None
         self._kill_us: int | None = None
         self._patience_us: int | None = None  # an end does not wait for ever for somebody's word
-        self._looks: set[int] = set()
         self._signals = 0
         self._place = self._scratch = ""
         self._rescue = rescue
@@ -67,7 +65,7 @@ class RunMachine:
             e.AgentUp: self._on_agent_up, e.AgentDown: self._on_agent_down, e.Answer: self._on_answer,
             e.AgentNews: self._on_news, e.ClusterNews: self._on_cluster_news, e.Signalled: self._on_signalled,
             e.ResultReady: self._on_result_ready, e.ResultSaved: self._on_result_saved, e.ResultFailed: self._on_result_failed,
-            e.Looked: self._on_looked, e.ChannelMade: crew.on_channel_made, e.ChannelFailed: crew.on_channel_failed,
+            e.Looked: crew.on_looked, e.ChannelMade: crew.on_channel_made, e.ChannelFailed: crew.on_channel_failed,
             e.Spawned: crew.on_spawned, e.SpawnFailed: crew.on_spawn_failed, e.Exited: crew.on_exited,
         }  # fmt: skip
         self._answers: dict[str, Callable[..., list[Any]]] = {
@@ -103,7 +101,8 @@ class RunMachine:
         if self._patience_us is not None and now_us >= self._patience_us:
             out += self._lose_patience(now_us)
         if self.phase != DONE and self.watch.due(now_us):
-            out += self._explain(now_us)
+            ops = {op for op, _ in self._asked.values()}
+            out += self.watch.explain(self._up, ops, self.phase == TRAINING, now_us)
         return self._settle(out, now_us)
 
     def deadline_us(self) -> int | None:
@@ -191,7 +190,13 @@ class RunMachine:
 
     def _on_news(self, event: e.AgentNews, now_us: int) -> list[Any]:
         news = event.document
-        if news.get("event") != "job" or news.get("job") != self.plan.spec.name or not self._registered:
+        if news.get("job") != self.plan.spec.name or not self._registered:
+            return []
+        if news.get("event") == "waiting":
+            return self.watch.overheard(str(news.get("text")), now_us)
+        if news.get("event") == "channel" and news.get("state") == "broken":
+            return [e.Tell("warn", f"the channel of worker {news.get('worker')} is broken: {news.get('text')}")]
+        if news.get("event") != "job":
             return []
         state, reason = str(news.get("state")), str(news.get("reason") or "")
         if state == LOST:
@@ -255,6 +260,9 @@ class RunMachine:
             return []
         held = self.crew.which(HELD)
         rest = [worker for worker in self.crew.workers if worker.phase not in (ENDED, HELD)]
+        if rest and not self.verdict and self._kill_us is None and (dismissed := self.crew.dismiss()):
+            self._kill_us = now_us + self.plan.grace_us
+            return dismissed
         if rest:
             asleep = self.phase == ENDING and not self.crew.which(RUNNING, MAKING, STARTING)
             return self._wait_a_while(now_us) if asleep else []
@@ -371,45 +379,12 @@ class RunMachine:
 
     def _poll(self, now_us: int) -> list[Any]:
         self._poll_us = now_us + self.limits.watch_us
+        looks: list[Any] = [e.Look(worker.number, worker.gen) for worker in self.crew.which(RUNNING)]
         asked = any(op == "standing" for op, _ in self._asked.values())
-        return [] if asked or not self._up else [self._ask("standing")]
+        return looks if asked or not self._up else [*looks, self._ask("standing")]
 
     def _stood(self, event: e.Answer, now_us: int) -> list[Any]:
-        if event.code:
-            return []
-        for number in self.watch.take(event.fields, now_us):
-            if number < len(self.crew.workers):
-                worker = self.crew.workers[number]
-                worker.moved_us, worker.clocks = now_us, max(worker.clocks, self.watch.clocks[number])
-        clocks = {worker.number: worker.clocks for worker in self.crew.workers}
-        restarts = sum(worker.restarts for worker in self.crew.workers)
-        return [e.Show(e.Picture(clocks, self.watch.closed, restarts, len(self.crew.which(RUNNING))))]
-
-    def _explain(self, now_us: int) -> list[Any]:
-        """Say what everybody waits for.  In training, look at the slowest workers first."""
-        waited = words.span(self.watch.waited_us(now_us))
-        if not self._up:
-            return [e.Tell("info", f"waiting for the agent since {waited}")]
-        running = self.crew.which(RUNNING)
-        if self.phase == ENDING and running:
-            return [e.Tell("info", f"waiting for {words.names([worker.number for worker in running])} to end")]
-        ops = {op for op, _ in self._asked.values() if op in words.WAITS}
-        if self.phase == TRAINING and running and not ops:
-            awaited = [worker for worker in running if worker.number in self.watch.waiting] or running
-            slowest = min(worker.clocks for worker in awaited)
-            looked = [worker for worker in awaited if worker.clocks == slowest][:LOOKED_MAX]
-            self._looks = {worker.number for worker in looked}
-            return [e.Look(worker.number, worker.gen) for worker in looked]
-        return [e.Tell("info", f"{words.WAITS[op]} since {waited}") for op in sorted(ops)]
-
-    def _on_looked(self, event: e.Looked, now_us: int) -> list[Any]:
-        worker = self.crew.workers[event.worker]
-        if worker.number not in self._looks or worker.phase != RUNNING or worker.gen != event.gen:
-            return []
-        self._looks.discard(worker.number)
-        silent_us = now_us - worker.moved_us
-        job = self.plan.spec.name
-        return [e.Tell("info", words.wait_line(job, worker.clocks, worker.number, silent_us, event.spoke, event.state, worker.pid))]
+        return [] if event.code else self.watch.stood(event.fields, now_us)
 
     def _ask(self, op: str, worker: int = -1, **fields: Any) -> e.Ask:
         self._number += 1

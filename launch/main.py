@@ -215,9 +215,10 @@ class Run:
     def _look(self, effect: e.Look) -> None:
         worker, gen = effect
         channel = self.channels.get((worker, gen))
-        spoke = channel is not None and has_spoken(channel.directory)
+        spoke, there = look_at(channel.directory) if channel is not None else (False, False)
         child = self.programs.get((worker, gen))
-        self._feed(e.Looked(worker, gen, spoke, host.process_state(child.pid) if child is not None else ""))
+        state = host.process_state(child.pid) if child is not None else ""
+        self._feed(e.Looked(worker, gen, there, spoke, state))
 
     def _prepare(self, effect: e.PrepareResult) -> None:
         try:
@@ -333,10 +334,10 @@ class Run:
         self.loop.stop()
 
 
-def has_spoken(directory: Path) -> bool:
-    """Has the program ever written a request line?"""
+def look_at(directory: Path) -> tuple[bool, bool]:
+    """Has the program ever written a request line, and is its channel still there?"""
     try:
         with (directory / "cmd").open("rb") as file:
-            return file.read(1) not in (b"", b"\0")
-    except OSError:
-        return False
+            return file.read(1) not in (b"", b"\0"), True
+    except FileNotFoundError:
+        return False, False

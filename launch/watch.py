@@ -1,4 +1,4 @@
-"""When does a wait explain itself?  Keeps what the launcher knows of the clock, and finds stalls in it.  Pure.
+"""What the launcher knows of the job's clock and of its programs, and when a wait explains itself.  Pure.
 
 A stall is a time in which nothing moved for `explain_us`, or for twice the longest clock so far where clocks are
 slower than that.  It is explained once, then again after ever longer pauses.
@@ -10,40 +10,56 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core.limits import Limits
+from . import effects as e
+from . import words
+from .crew import Crew
+from .worker import RUNNING
 
 AGAIN = 4  # each explanation of one stall comes after four times the wait of the one before
+NAMED_MAX = 4  # workers that one explanation speaks of, a line each
 
 
 class Watch:
-    """`clocks` finished per worker, `closed` clocks, `waiting` members that hold the clock back."""
+    """`closed` clocks; `waiting` are the members that hold the clock back.  Each worker's clock is the crew's."""
 
-    def __init__(self, limits: Limits, now_us: int) -> None:
-        self.clocks: dict[int, int] = {}
+    def __init__(self, crew: Crew, limits: Limits, now_us: int) -> None:
         self.closed = 0
         self.waiting: list[int] = []
+        self._crew = crew
         self._limits = limits
         self._since_us = now_us
         self._longest_us = 0
         self._due_us = now_us + limits.explain_us
+        self._said = ""  # the agent's last words on a wait, and when
+        self._said_us = 0
 
-    def take(self, fields: Mapping[str, Any], now_us: int) -> list[int]:
-        """Take an answer to `standing`; returns the workers whose clock has grown."""
-        moved = []
+    @property
+    def due_us(self) -> int:
+        return self._due_us
+
+    def stood(self, fields: Mapping[str, Any], now_us: int) -> list[Any]:
+        """Take an answer to `standing`."""
+        moved = False
         for word, finished in dict(fields.get("clocks") or {}).items():
-            worker = int(word)
-            if finished > self.clocks.get(worker, 0):
-                moved.append(worker)
-            self.clocks[worker] = max(finished, self.clocks.get(worker, 0))
+            if int(word) < len(self._crew.workers):
+                worker = self._crew.workers[int(word)]
+                if finished > worker.clocks:
+                    worker.clocks, worker.moved_us, moved = finished, now_us, True
         closed = max(self.closed, int(fields.get("closed") or 0))
         if moved or closed > self.closed:
             self.moved(now_us)
         self.closed = closed
         self.waiting = [int(worker) for worker in fields.get("waiting") or ()]
-        return moved
+        return [e.Show(self.picture())]
+
+    def picture(self) -> e.Picture:
+        workers = self._crew.workers
+        clocks = {worker.number: worker.clocks for worker in workers}
+        return e.Picture(clocks, self.closed, sum(worker.restarts for worker in workers), len(self._crew.which(RUNNING)))
 
     def moved(self, now_us: int) -> None:
         """Something went on: a new wait begins."""
-        if self.clocks and max(self.clocks.values()) > 1:
+        if max(worker.clocks for worker in self._crew.workers) > 1:
             self._longest_us = max(self._longest_us, now_us - self._since_us)
         self._since_us = now_us
         self._due_us = now_us + max(self._limits.explain_us, 2 * self._longest_us)
@@ -55,9 +71,30 @@ class Watch:
         self._due_us = now_us + (AGAIN - 1) * max(now_us - self._since_us, self._limits.explain_us)
         return True
 
-    def waited_us(self, now_us: int) -> int:
-        return now_us - self._since_us
+    def overheard(self, text: str, now_us: int) -> list[Any]:
+        """The agent says what a request waits for.  Waits for workers we explain ourselves: we see the programs."""
+        if "waiting for worker" in text or (text == self._said and now_us < self._said_us + self._limits.explain_us):
+            return []
+        self._said, self._said_us = text, now_us
+        return [e.Tell("info", text)]
 
-    @property
-    def due_us(self) -> int:
-        return self._due_us
+    def explain(self, up: bool, ops: set[str], training: bool, now_us: int) -> list[Any]:
+        """What everybody waits for.  `ops` are the questions that the agent has not answered."""
+        waited = words.span(now_us - self._since_us)
+        if not up:
+            return [e.Tell("info", f"waiting for the agent since {waited}")]
+        running = self._crew.which(RUNNING)
+        named = {words.WAITS[op] for op in ops if op in words.WAITS}
+        if named:
+            return [e.Tell("info", f"{text} since {waited}") for text in sorted(named)]
+        if not training:
+            return [e.Tell("info", f"waiting for {words.names([worker.number for worker in running])} to end")] if running else []
+        awaited = [worker for worker in running if worker.number in self.waiting] or running
+        slowest = min((worker.clocks for worker in awaited), default=0)
+        job = self._crew.plan.spec.name
+        lines = [
+            words.wait_line(job, worker.clocks, worker.number, now_us - worker.moved_us, worker.spoke, worker.state, worker.pid)
+            for worker in awaited
+            if worker.clocks == slowest
+        ]
+        return [e.Tell("info", line) for line in lines[:NAMED_MAX]]

@@ -22,13 +22,15 @@ class Worker:
     gen: int = 0
     pid: int = 0
     start_clock: int = 0  # of this generation
-    started_us: int = 0
     moved_us: int = 0  # its clock was last seen to grow
+    spoke: bool = False  # it has written a request
+    state: str = ""  # the kernel's letter for its process
+    unplugged: bool = False  # somebody has closed its channel; its program may live on
     clocks: int = 0
     pushes: int = 0
     restarts: int = 0
     status: int | None = None  # of the last program that ended
-    outcome: str = ""  # finished | lost | failed | stopped, once it is decided
+    outcome: str = ""  # finished | unplugged | lost | failed | stopped, once it is decided
     how: str = ""  # what the agent was told
     tail: tuple[str, ...] = ()
     last_error: str = ""

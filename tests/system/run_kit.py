@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -46,6 +46,7 @@ class Place:
         self.directory = directory
         self.root = root
         self.state = directory / ".state"
+        self.number = 0
         self.environ = {
             **{name: value for name, value in os.environ.items() if not name.startswith("PLUGML_") or name == "PLUGML_TEST_MARK"},
             "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(self.state), "PLUGML_ROOT": str(root), "PLUGML_CHECK": "1",
@@ -57,20 +58,17 @@ class Place:
         path.write_text(text)
         return path
 
-    def argv(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "plugml", *words]
-
     def trainer(self, clocks: int, sleep: float = 0, gradient: float = 1) -> list[str]:
         return [sys.executable, "t.py", str(clocks), str(sleep), str(gradient)]
 
-    def start(self, *words: str, **more: Any) -> subprocess.Popen[str]:
-        """Begin; stdout and stderr apart."""
-        more = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
-        return subprocess.Popen(self.argv(*words), cwd=self.directory, env=self.environ, text=True, errors="replace", **more)
+    def start(self, *words: str, **more: Any) -> Running:
+        """Begin; stdout and stderr go to files, apart, unless the test takes them."""
+        self.number += 1
+        return Running(self, self.number, list(words), more)
 
-    def run(self, *words: str, code: int | None = 0, **more: Any) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, code: int | None = 0, **more: Any) -> Done:
         """Begin and wait for the end; `code` is the exit code that it must have."""
-        return ended(self.start(*words, **more), code)
+        return self.start(*words, **more).ended(code)
 
     def result(self, job: str) -> dict[str, Any]:
         document: dict[str, Any] = json.loads((self.directory / "plugml-runs" / job / "result.json").read_text())
@@ -82,15 +80,58 @@ class Place:
         return not os.listdir(self.root) and not (states.exists() and os.listdir(states))
 
 
-def ended(process: subprocess.Popen[str], code: int | None = 0) -> subprocess.CompletedProcess[str]:
-    try:
-        out, err = process.communicate(timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        out, err = process.communicate()
-        pytest.fail(f"it hangs:\n{out}\n{err}")
-    assert code is None or process.returncode == code, f"exit code {process.returncode}, not {code}:\n{out}\n{err}"
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+class Done(NamedTuple):
+    """How a command ended."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+
+class Running:
+    """A command under way."""
+
+    def __init__(self, place: Place, number: int, words: list[str], more: dict[str, Any]) -> None:
+        self.files = [place.directory / f".out{number}", place.directory / f".err{number}"]
+        out, err = (path.open("wb") for path in self.files)
+        more = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err, **more}
+        self.process = subprocess.Popen([sys.executable, "-m", "plugml", *words], cwd=place.directory, env=place.environ, **more)
+        out.close()
+        err.close()
+        self.pid = self.process.pid
+
+    @property
+    def stdout(self) -> str:
+        return self.files[0].read_text(errors="replace")
+
+    @property
+    def stderr(self) -> str:
+        return self.files[1].read_text(errors="replace")
+
+    def heard(self, words: str) -> str:
+        """Wait until it has said the words, on either stream; gives the line."""
+
+        def lines() -> list[str]:
+            return [line for line in (self.stdout + self.stderr).splitlines() if words in line]
+
+        wait_for(lambda: lines() or self.process.poll() is not None, words)
+        assert lines(), f"it ended without saying {words!r}:\n{self.stdout}\n{self.stderr}"
+        return lines()[0]
+
+    def send(self, signum: int) -> None:
+        self.process.send_signal(signum)
+
+    def ended(self, code: int | None = 0) -> Done:
+        """Wait for the end."""
+        try:
+            self.process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            pytest.fail(f"it hangs:\n{self.stdout}\n{self.stderr}")
+        got = self.process.returncode
+        assert code is None or got == code, f"exit code {got}, not {code}:\n{self.stdout}\n{self.stderr}"
+        return Done(got, self.stdout, self.stderr)
 
 
 def children(pid: int) -> dict[int, list[str]]:
@@ -111,10 +152,10 @@ def children(pid: int) -> dict[int, list[str]]:
 
 
 def find_child(pid: int, words: Sequence[str], count: int = 1) -> list[int]:
-    """Wait until `count` processes below `pid` have all these words in their command line; gives their pids."""
+    """Wait until `count` processes below `pid` have all these arguments; gives their pids."""
     end = time.monotonic() + LIMIT_S
     while time.monotonic() < end:
-        found = [number for number, line in children(pid).items() if all(any(word in part for part in line) for word in words)]
+        found = [number for number, line in children(pid).items() if all(word in line for word in words)]
         if len(found) >= count:
             return found
         time.sleep(0.05)

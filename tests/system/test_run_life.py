@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.system.run_kit import Place, ended, find_child, place, wait_for  # noqa: F401
+from tests.system.run_kit import Place, find_child, place, wait_for  # noqa: F401
 
 
 def test_two_workers_train_one_model_and_the_result_is_saved(place: Place) -> None:  # noqa: F811
@@ -114,8 +114,8 @@ def test_ctrl_c_stops_the_workers_and_saves(place: Place) -> None:  # noqa: F811
     wait_for(lambda: (place.directory / "plugml-runs/t/logs/w1.log").exists(), "worker 1 has started")
     find_child(process.pid, ["t.py"], 2)
     wait_for_clocks(place, 3)
-    process.send_signal(signal.SIGINT)
-    done = ended(process, 130)
+    process.send(signal.SIGINT)
+    done = process.ended(130)
     assert "result in" in done.stderr
     result = place.result("t")
     value = np.fromfile(place.directory / "plugml-runs/t/w.bin", "<f4")[0]
@@ -137,37 +137,35 @@ def wait_for_clocks(place: Place, clocks: int) -> None:  # noqa: F811
 def test_sigterm_ends_with_143_and_a_stubborn_program_is_killed(place: Place) -> None:  # noqa: F811
     place.write("stubborn.sh", "trap '' TERM; echo ready; while :; do sleep 0.2; done")
     process = place.start("run", "--grace", "1", "--table", "w=4", "--", "sh", "stubborn.sh")
-    assert process.stdout is not None and process.stdout.readline() == "[w0] ready\n"
-    process.send_signal(signal.SIGTERM)
-    assert "did not end within 1 s: SIGKILL" in ended(process, 143).stderr
+    process.heard("[w0] ready")
+    process.send(signal.SIGTERM)
+    assert "did not end within 1 s: SIGKILL" in process.ended(143).stderr
 
 
 def test_the_second_ctrl_c_ends_at_once(place: Place) -> None:  # noqa: F811
     place.write("stubborn.sh", "trap '' TERM; echo ready; while :; do sleep 0.2; done")
     process = place.start("run", "--grace", "600", "--table", "w=4", "--", "sh", "stubborn.sh")
-    assert process.stdout is not None and process.stdout.readline() == "[w0] ready\n"
-    process.send_signal(signal.SIGTERM)
-    assert process.stderr is not None
-    while "once more ends at once" not in process.stderr.readline():
-        pass
-    process.send_signal(signal.SIGINT)
-    assert "ended at once, nothing saved" in ended(process, 130).stderr
+    process.heard("[w0] ready")
+    process.send(signal.SIGTERM)
+    process.heard("once more ends at once")
+    process.send(signal.SIGINT)
+    assert "ended at once, nothing saved" in process.ended(130).stderr
 
 
 def test_two_runs_side_by_side_in_one_directory(place: Place) -> None:  # noqa: F811
     both = [place.start("run", "-n", "2", "--table", "w=4,optimizer=add", "--", *place.trainer(20, 0.01, g)) for g in (1, 2)]
     for process in both:
-        ended(process)
+        process.ended()
     values = sorted(float(np.fromfile(path, "<f4")[0]) for path in (place.directory / "plugml-runs").glob("*/w.bin"))
     assert values == [20, 40]
 
 
 def test_the_same_name_twice_at_once_is_an_error(place: Place) -> None:  # noqa: F811
     process = place.start("run", "--name", "mine", "--table", "w=4", "--", "sh", "-c", "echo ready; sleep 600")
-    assert process.stdout is not None and process.stdout.readline() == "[w0] ready\n"
+    process.heard("[w0] ready")
     assert "another run is using" in place.run("run", "--name", "mine", "--table", "w=4", "--", "true", code=2).stderr
-    process.send_signal(signal.SIGINT)
-    ended(process, 130)
+    process.send(signal.SIGINT)
+    process.ended(130)
 
 
 def test_names_and_arguments_pass_unharmed(place: Place) -> None:  # noqa: F811

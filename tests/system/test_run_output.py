@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.run_kit import LIMIT_S, Place, ended, place  # noqa: F401
+from tests.system.run_kit import LIMIT_S, Place, place  # noqa: F401
 
 FLOOD = r"""
 import os, sys
@@ -40,8 +40,8 @@ def test_a_flood_of_output_hurts_nobody(place: Place, size: int) -> None:  # noq
     with (place.directory / "out").open("wb") as out, (place.directory / "err").open("wb") as err:
         process = place.start("run", "-n", "4", "--table", "w=4", "--", sys.executable, "flood.py", "0", stdout=out, stderr=err)
         _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0, (place.directory / "err").read_bytes()[-2000:]
+        process.process.returncode = os.waitstatus_to_exitcode(status)
+    assert status == 0, (place.directory / "err").read_bytes()[-2000:]
     shown = (place.directory / "out").read_bytes()
     for line in shown.splitlines():
         assert line[:2] == b"[w" and line[3:5] == b"] " and b"[w" not in line[5:]
@@ -115,7 +115,7 @@ def on_terminal(place: Place, *words: str, **environ: str) -> bytes:  # noqa: F8
     """Everything that a terminal of 80 columns shows."""
     master, slave = os.openpty()
     place.environ |= {"TERM": "xterm", "COLUMNS": "80", **environ}
-    process: Any = place.start(*words, stdout=slave, stderr=slave)
+    process = place.start(*words, stdout=slave, stderr=slave)
     os.close(slave)
     shown = bytearray()
     while True:
@@ -127,7 +127,7 @@ def on_terminal(place: Place, *words: str, **environ: str) -> bytes:  # noqa: F8
             break
         shown += part
     os.close(master)
-    assert process.wait(LIMIT_S) == 0, bytes(shown)
+    process.ended()
     return bytes(shown)
 
 
@@ -156,5 +156,5 @@ def test_a_background_run_is_not_stopped_by_its_terminal(place: Place) -> None: 
     master, slave = os.openpty()
     process = place.start("run", "--table", "w=4", "--", "cat", stdin=slave)
     os.close(slave)
-    ended(process)
+    process.ended()
     os.close(master)

@@ -37,6 +37,7 @@ class Theatre:
         self.asked: list[e.Ask] = []
         self.spoke: set[int] = set()
         self.state = "S"
+        self.unplugged: set[int] = set()
         self.saving = ""  # why a save fails
         self.full = True  # the rescue place, too
         self.dies_of_sigterm = True
@@ -78,7 +79,7 @@ class Theatre:
     def perform(self, effects: list[Any]) -> None:
         for effect in effects:
             name = type(effect).__name__
-            if name not in ("Ask", "Tell", "Show"):
+            if name not in ("Ask", "Tell", "Show", "Look"):
                 self.log.append(f"{name}({getattr(effect, 'worker', '')})")
             getattr(self, f"do_{name}")(effect)
 
@@ -117,7 +118,7 @@ class Theatre:
             self.exit(effect.worker, -effect.signum)
 
     def do_Look(self, effect: e.Look) -> None:
-        self.tell(e.Looked(effect.worker, effect.gen, effect.worker in self.spoke, self.state))
+        self.tell(e.Looked(effect.worker, effect.gen, effect.worker not in self.unplugged, effect.worker in self.spoke, self.state))
 
     def do_PrepareResult(self, effect: e.PrepareResult) -> None:
         if self.saving and (effect.directory != "/rescue" or self.full):
@@ -486,6 +487,30 @@ def test_a_worker_that_never_says_hello_is_named() -> None:
     t.wait(60)
     assert "which is stopped by a signal (kill -CONT 101" in t.text
     assert len(t.texts) <= 3, "the same wait is not told again and again"
+
+
+def test_a_worker_unplugged_from_outside_holds_nobody_up() -> None:
+    t = Theatre(workers=3).start()
+    t.train(3)
+    t.unplugged.add(1)
+    t.wait(2)
+    assert "worker 1 was unplugged from outside" in t.text
+    t.train(3, 0, 2)
+    t.exit(0, 0)
+    assert t.signals == []
+    t.exit(2, 0)
+    assert t.signals == [(1, 15)], "its program is not left behind"
+    summary = ends(t, 0, "finished")
+    assert [worker["outcome"] for worker in summary["workers"]] == ["finished", "unplugged", "finished"] and summary["result"]
+    assert summary["workers"][1]["pushes"] == 3
+
+
+def test_what_the_agent_waits_for_is_passed_on_once() -> None:
+    t = Theatre(workers=2).start()
+    for worker in (0, 1):
+        t.tell(e.AgentNews({"event": "waiting", "job": "t", "worker": worker, "text": "clock 3: waiting for server s1, 4 ranges unanswered"}))
+        t.tell(e.AgentNews({"event": "waiting", "job": "t", "worker": worker, "text": "clock 3: waiting for worker 1, last seen 12 s ago"}))
+    assert t.text.count("waiting for server s1") == 1 and "waiting for worker" not in t.text
 
 
 def test_waits_for_a_master_explain_themselves() -> None:

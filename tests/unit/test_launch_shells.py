@@ -365,7 +365,7 @@ def test_the_guard_ends_with_the_run() -> None:
     guard.watch(child.pid)
     guard.forget(child.pid)
     guard.close()
-    assert child.poll() is None and gone(guard._pid)
+    assert child.poll() is None and guard._process.poll() == 0
     child.kill()
     child.wait()
 
