@@ -40,7 +40,7 @@ class Channel:
 
     __slots__ = (
         "name", "job", "number", "worker", "gen", "done_seq", "cur_seq", "clock", "version", "status", "weight",
-        "pushes", "elements", "state", "line", "request", "looked", "rung", "said_bye", "kept", "seen_us", "last_error", "reading",
+        "pushes", "elements", "state", "line", "request", "looked", "taken_up", "rung", "said_bye", "kept", "seen_us", "last_error", "reading",
     )  # fmt: skip
 
     def __init__(self, opened: e.ChannelOpened, now_us: int) -> None:
@@ -61,6 +61,7 @@ class Channel:
         self.line: bytes | None = None  # the line that was answered last
         self.request: Request | None = None  # the one being worked on
         self.looked = False  # cmd was read once since we opened the channel
+        self.taken_up = False  # `request` was begun by an earlier agent
         self.rung = False  # the bell rang while we worked
         self.said_bye = False
         self.kept = True  # its launcher lives, as far as we know
@@ -104,6 +105,7 @@ class Channel:
             return self._refuse(self.done_seq + 1 if seq is None else seq, line, error.code, error.text)
         self.request = request
         self.reading = line
+        self.taken_up = adopting and request.seq == self.cur_seq
         if request.verb == "ping":
             return self.finish(self.version)
         self.cur_seq = request.seq
@@ -180,6 +182,10 @@ class Channel:
         """Its program has ended: no bell is heard any more, while the directory stays for now."""
         if self.state == READY:
             self.state = CLOSED
+
+    def bury(self, request: Request, *, pushed: bool, ticked: bool) -> None:
+        """A request was carried out whose program has ended: it counts among the last words."""
+        self._applied(request, pushed, ticked)
 
     def close(self, sweep: bool) -> list[Any]:
         self.state = CLOSED

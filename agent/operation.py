@@ -31,8 +31,8 @@ class Operation:
 
     __slots__ = (
         "channel", "job", "stream", "request", "number", "limits", "credits", "offer", "scatter", "gather", "buffer", "text_values",
-        "read", "started", "param_failure", "ticking", "leaving", "clock_told", "ticked", "left", "orphan", "over", "patience",
-        "parked", "gate_seen",
+        "read", "started", "taken_up", "param_failure", "pushing", "ticking", "leaving", "clock_told", "ticked", "left", "orphan", "over",
+        "patience", "parked", "gate_seen",
     )  # fmt: skip
 
     def __init__(self, channel: Channel, job: Job, stream: Stream, number: int, limits: Limits, credits: Credits, now_us: int) -> None:
@@ -51,7 +51,9 @@ class Operation:
         self.text_values: bytearray | None = None  # fmt=text: values are gathered here first
         self.read = not self.request.pushes
         self.started = False  # the job's map was there
+        self.taken_up = channel.taken_up  # an earlier agent had begun it, and parts of it may have arrived
         self.param_failure: e.ParamFailed | None = None
+        self.pushing = self.request.pushes and self.request.verb != "init"
         self.ticking = self.request.verb in ("step", "clock")
         self.leaving = self.request.verb == "bye"
         self.clock_told = False  # Tick or Leave is out
@@ -84,18 +86,14 @@ class Operation:
         """Everything that has become possible.  May end the request."""
         if self.over or not self.read or not self.started:
             return []
-        if self.orphan:
-            return self._pump_orphan()
-        if self.leaving:
-            return self._pump_leave()
+        if self.orphan or self.leaving:
+            return self._pump_orphan() if self.orphan else self._pump_leave()
         if not self.job.ready:
             return self._pump_offer()
-        effects: list[Any] = []
-        if self.request.verb != "init":
-            effects += self._pump_push()
+        effects = self._pump_push()
         if self.request.pulls and (self.scatter is None or self.scatter.sent):
             effects += self._pump_pull()
-        if self._complete():
+        if self._is_carried() and (not self.request.pulls or (self.gather is not None and self.gather.done)):
             effects += self._finish()
         return effects
 
@@ -112,13 +110,11 @@ class Operation:
     def _pump_push(self) -> list[Any]:
         """Push, and once every part is acked the tick."""
         effects: list[Any] = []
-        request = self.request
-        if request.pushes:
-            if self.scatter is None:
-                assert self.job.plan is not None
-                self.scatter = Scatter(
-                    self.job, self.stream, request.seq, request.clock, request.weight, self.buffer, self.job.plan.parts, self.credits
-                )  # fmt: skip
+        if self.pushing and self.scatter is None:
+            request, plan = self.request, self.job.plan
+            assert plan is not None
+            self.scatter = Scatter(self.job, self.stream, request.seq, request.clock, request.weight, self.buffer, plan.parts, self.credits)
+        if self.scatter is not None:
             if self.scatter.unsent:
                 effects += self.scatter.pump(self)
             if not self.scatter.done:
@@ -155,13 +151,20 @@ class Operation:
         return list(self._leave())
 
     def _pump_orphan(self) -> list[Any]:
-        """A push that has reached some ranges reaches all of them: no half of it stays behind.  Nothing else is done."""
-        effects: list[Any] = []
-        if self.scatter is not None and self.scatter.unsent:
-            effects += self.scatter.pump(self)
-        if self.scatter is None or self.scatter.done:
-            self.drop()
+        """What has reached some ranges reaches all of them, and its tick the clock: no half of it stays behind."""
+        if not self.job.ready:  # nothing was ever pushed, if the clock says the same
+            if self.channel.worker in self.job.gens:
+                self.drop()
+            return []
+        effects = self._pump_push()
+        self._bury()
         return effects
+
+    def _bury(self) -> None:
+        """Once it has been carried out it counts, although nobody is told."""
+        if self._is_carried():
+            self.channel.bury(self.request, pushed=self.pushing, ticked=self.ticking)
+            self.drop()
 
     def _read_clock(self) -> int:
         """The clock whose state is to be read: a step reads in the clock that its tick opens."""
@@ -177,12 +180,10 @@ class Operation:
             return True
         return self.job.closed >= self.gather.closed and self.job.slowest >= self._slowest_needed()
 
-    def _complete(self) -> bool:
-        if self.scatter is not None and not self.scatter.done:
-            return False
-        if self.ticking and not self.ticked:
-            return False
-        return not self.request.pulls or (self.gather is not None and self.gather.done)
+    def _is_carried(self) -> bool:
+        """All of it that concerns others is where it belongs."""
+        pushed = self.scatter.done if self.scatter is not None else not self.pushing
+        return pushed and (self.ticked or not self.ticking)
 
     # -- answers
 
@@ -302,10 +303,12 @@ class Operation:
         return self.channel.fail(code, text, pushed=pushed, ticked=self.ticking and self.ticked)
 
     def abandon(self) -> bool:
-        """Nobody waits for the answer any more.  True while the push is still on its way."""
+        """Nobody waits for the answer any more.  True while what was begun of it is still on its way."""
         if not self.over:
             self.orphan = True
-            if self.scatter is None or self.scatter.done:
+            if (self.pushing or self.ticking) and (self.taken_up or self.scatter is not None or self.clock_told):
+                self._bury()
+            else:
                 self.drop()
         return not self.over
 
@@ -369,11 +372,9 @@ class Operation:
 
     def owed_by_clock(self) -> bool:
         """The clock owes us an answer which depends on nobody else."""
-        if self.orphan:
-            return False
         if self.clock_told and not (self.ticked or self.left):
             return True
-        return self.offer is not None and self.offer.owed_by_clock()
+        return self.offer is not None and not self.orphan and self.offer.owed_by_clock()
 
     def _scatter(self) -> Scatter | None:
         """What is on its way to the ranges: a push, or first values."""

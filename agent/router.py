@@ -192,21 +192,29 @@ class Job:
         self.clock_route = routes[new.clock_range]
         return frozenset(moved), clock_moved
 
-    def on_standing(self, standing: m.Standing, now_us: int) -> None:
-        """Numbers of a clock never fall, so that a late notice changes nothing."""
+    def on_standing(self, standing: m.Standing, now_us: int) -> bool:
+        """Numbers of a clock never fall, so that a late notice changes nothing.  True: this may concern every stream."""
+        news = False
         if standing.worker != m.NOBODY:
             self.finished[standing.worker] = max(self.finished.get(standing.worker, 0), standing.finished)
-            self.gens[standing.worker] = max(self.gens.get(standing.worker, 0), standing.gen)
-        self.initialised = max(self.initialised, standing.initialised)
+            if standing.gen > self.gens.get(standing.worker, 0):
+                self.gens[standing.worker] = standing.gen
+                news = True  # lower ones are fenced
+        if standing.initialised > self.initialised:
+            self.initialised = standing.initialised
+            news = True
         self.stop_clock = max(self.stop_clock, standing.stop_clock)
         if standing.closed < self.closed or standing.slowest < self.slowest:
-            return
+            return news
+        news = news or standing.closed > self.closed or standing.slowest > self.slowest
         self.closed = standing.closed
         self.slowest = standing.slowest
         self.members = standing.members
-        self.waiting = standing.waiting
-        since = self.waiting_since_us
-        self.waiting_since_us = {worker: since.get(worker, now_us) for worker in standing.waiting}
+        if standing.waiting != self.waiting:
+            since = self.waiting_since_us
+            self.waiting = standing.waiting
+            self.waiting_since_us = {worker: since.get(worker, now_us) for worker in standing.waiting}
+        return news
 
     def to_clock(self, kind: Any, worker: int, gen: int, *more: Any, token: int = 0) -> list[Send]:
         """A message of a stream to the keeper of the clock; nothing while nobody keeps it."""

@@ -106,12 +106,17 @@ class Servers:
         if job is None:
             return []
         effects = self.house.newer_map(job, standing.token, now_us)
-        job.on_standing(standing, now_us)
+        concerns_all = job.on_standing(standing, now_us)
         notice = self.notices.get((standing.job, standing.worker))
         if notice is not None and standing.gen >= notice.gen and (notice.kind is m.Join or standing.end >= 0):
             del self.notices[standing.job, standing.worker]
         effects += self.desk.on_standing(job, standing, now_us)
-        for operation in self.house.operations_of(standing.job):
+        if concerns_all:
+            concerned = self.house.operations_of(standing.job)
+        else:
+            alone = self.house.operation_of(standing.job, standing.worker, standing.gen)
+            concerned = [] if alone is None else [alone]
+        for operation in concerned:
             effects += operation.on_standing(standing, now_us)
             self.house.settle(operation, effects, now_us)
         return effects
