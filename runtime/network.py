@@ -84,7 +84,7 @@ class Network:
         self._callers: dict[str, _Line] = {}
         self._names: dict[bytes, str] = {}
         self._reading: Socket | None = None
-        self._touched: dict[Socket, Callable[[], None]] = {}  # sent on, and not read since
+        self._touched: dict[Socket, _Line] = {}  # sent on, and not read since
         self._context = zmq.Context(IO_THREADS)
         self._context.set(zmq.MAX_SOCKETS, limits.nodes_max + 64)
         self._router = None if bind is None else self._listen(bind)
@@ -115,6 +115,7 @@ class Network:
         """From now on messages to `node` go to `endpoint`.  Small ones that are sent before it is up wait for it."""
         if node in self._dealers:
             return
+        socket: Socket | None = None
         try:
             socket = self._socket(zmq.DEALER)
             socket.set(zmq.IMMEDIATE, 1)  # nothing is queued for a peer that is away
@@ -122,7 +123,9 @@ class Network:
             socket.set(zmq.RECONNECT_IVL, low)
             socket.set(zmq.RECONNECT_IVL_MAX, high)
             socket.connect(endpoint)
-        except zmq.ZMQError as error:
+        except zmq.ZMQError as error:  # no such address, or no descriptor left
+            if socket is not None:
+                socket.close(linger=0)
             self._log("endpoint_unusable", peer=node, endpoint=endpoint, why=error.strerror)
             return
         line = _Line(node, socket, lambda: None, b"")
@@ -226,7 +229,7 @@ class Network:
 
         self.sent += 1
         self.bytes_sent += nbytes
-        if line.away or line.full:
+        if line.away or (line.full and waits < self._limits.queue_bytes_max // 2):
             line.away = line.full = False
             self._log("peer_back", peer=line.name)
         return True
@@ -280,14 +283,14 @@ class Network:
             return
         if not self._touched:
             self._loop.call_soon(self._sweep)
-        self._touched[line.socket] = line.read
+        self._touched[line.socket] = line
 
     def _sweep(self) -> None:
-        """Read what the sends of this turn have swallowed the signal of."""
+        """Look after what the sends of this turn, and our looking, have swallowed the signal of: a message, a connection."""
         touched, self._touched = self._touched, {}
-        for socket, read in touched.items():
-            if not socket.closed and int(socket.get(zmq.EVENTS)) & zmq.POLLIN:
-                read()
+        for socket, line in touched.items():
+            if not socket.closed and (int(socket.get(zmq.EVENTS)) & zmq.POLLIN or line.waiting):
+                line.read()
 
     # -- receiving ----------------------------------------------------------------------------------------------------
 
