@@ -154,6 +154,8 @@ class Desk:
         if job.map is None:
             self.for_map.append(ticket)
             return self.house.want_map(job, now_us)
+        if ticket.spec is not None and ticket.spec.name != job.name:
+            return no(ticket, Code.FORMAT, f"job {job.number} is {job.name!r}, not {ticket.spec.name!r}")
         ended = job.ended()
         if ended is not None:
             return no(ticket, *ended)

@@ -64,6 +64,12 @@ class House:
             self.names[name] = number
         return job
 
+    def rename(self, job: Job, name: str) -> None:
+        if self.names.get(job.name) == job.number:
+            del self.names[job.name]
+        job.name = name
+        self.names[name] = max(job.number, self.names.get(name, 0))
+
     def _forget_ended_jobs(self) -> None:
         """Jobs that have ended are kept for late questions, but not for ever."""
         served = {channel.number for channel in self.channels.values()}

@@ -50,8 +50,10 @@ class Masters:
         if job is None:
             return []
         new = JobMap.from_document(told.document)
-        if new.number != job.number or new.spec.name != job.name:
+        if new.number != job.number or (new.spec.name != job.name and job.map is not None):
             raise PeerError(f"map of job {new.number} {new.spec.name!r} in place of {job.number} {job.name!r}")
+        if new.spec.name != job.name:
+            self.house.rename(job, new.spec.name)  # a launcher was wrong about it; the master knows
         before = job.map
         moved, clock_moved = job.on_map(new)
         self.house.link.map_came(job.number, new.token)

@@ -98,6 +98,21 @@ def test_register_waits_for_a_master_and_may_be_repeated() -> None:
     assert world.register(job())["job"] == 1
 
 
+def test_a_restarted_agent_is_told_of_a_run_by_its_number_and_believes_the_master() -> None:
+    world = World()
+    world.register(job())
+    world.kill_agent()
+    assert world.ask("attach", job="digits", worker=0)["code"] == "FORMAT"
+    wrong = world.ask("register", spec=job("other").to_document(), job=1)
+    assert wrong["code"] == "FORMAT" and "job 1 is 'digits', not 'other'" in wrong["text"]
+    assert world.ask("register", spec=job().to_document(), job=1)["job"] == 1
+    assert world.ask("attach", job="digits", worker=0)["ok"]
+    assert world.ask("attach", job="other", worker=0)["code"] == "FORMAT"
+    world.master.change(1, state="stopped", reason="by hand")
+    world.kill_agent()
+    assert world.ask("register", spec=job().to_document(), job=1)["code"] == "STOP", "a run that has ended does not begin anew"
+
+
 def test_attach_tells_everything_that_a_launcher_needs() -> None:
     world = World()
     world.register(job(workers=2))
