@@ -46,7 +46,7 @@ class Channel:
             try:
                 os.rename(self.name, dead, src_dir_fd=self._root_fd, dst_dir_fd=self._root_fd)
             except FileNotFoundError:
-                return
+                pass  # swept by an agent that took us for dead: there is no request left to answer
             self.name = dead
         self.answer_gone()
 
