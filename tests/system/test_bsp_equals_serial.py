@@ -157,7 +157,7 @@ def check_equal(trained: Trained, serial: np.ndarray, relative: float) -> None:
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory, require: Callable[[str], None]) -> Iterator[Bench]:
     require("module:sklearn")
-    root = Path(f"/dev/shm/plugml-bsp-{secrets.token_hex(4)}")
+    root = Path(f"/dev/shm/plugml-bsp-{os.getpid()}-{secrets.token_hex(4)}")
     bench = Bench(tmp_path_factory.mktemp("bsp"), root, require)
     up = bench.plugml("up", "-d", "--name", "bench", "--servers", "2")
     assert up.returncode == 0, up.stderr

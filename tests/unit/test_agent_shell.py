@@ -46,7 +46,7 @@ except PlugmlError as error:
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    path = Path(f"/dev/shm/plugml-test-{secrets.token_hex(4)}")
+    path = Path(f"/dev/shm/plugml-test-{os.getpid()}-{secrets.token_hex(4)}")
     path.mkdir(mode=0o700)
     yield path
     shutil.rmtree(path)
@@ -233,7 +233,7 @@ def test_one_agent_per_root(root: Path, start: Callable[[], subprocess.Popen[str
     (lambda path: (path.rmdir(), path.symlink_to("/dev/shm")), "is no directory"),
 ])  # fmt: skip
 def test_an_unfit_root_is_refused_with_73_and_a_sentence(prepare: Callable[[Path], object], words: str) -> None:
-    path = Path(f"/dev/shm/plugml-test-{secrets.token_hex(4)}")
+    path = Path(f"/dev/shm/plugml-test-{os.getpid()}-{secrets.token_hex(4)}")
     path.mkdir(mode=0o700)
     try:
         prepare(path)

@@ -30,7 +30,7 @@ VALUES = np.arange(6, dtype="<f4")
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    path = Path(f"/dev/shm/plugml-test-{secrets.token_hex(4)}")
+    path = Path(f"/dev/shm/plugml-test-{os.getpid()}-{secrets.token_hex(4)}")
     prepare_root(path)
     yield path
     path.rmdir()

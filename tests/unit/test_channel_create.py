@@ -28,7 +28,7 @@ SPEC = JobSpec("job", 2, (TableSpec("w", (1000,)), TableSpec("b", (10,), dtype="
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    path = Path(f"/dev/shm/plugml-test-{secrets.token_hex(4)}")
+    path = Path(f"/dev/shm/plugml-test-{os.getpid()}-{secrets.token_hex(4)}")
     prepare_root(path)
     yield path
     assert os.listdir(path) == []

@@ -23,7 +23,7 @@ SPEC = JobSpec("job", 2, (TableSpec("w", (4,)),))
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    path = Path(f"/dev/shm/plugml-test-{secrets.token_hex(4)}")
+    path = Path(f"/dev/shm/plugml-test-{os.getpid()}-{secrets.token_hex(4)}")
     yield path
     if path.is_dir():
         path.chmod(0o700)

@@ -75,7 +75,7 @@ def serve(agent: AgentChannel, values: np.ndarray) -> None:
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    path = Path(f"/dev/shm/plugml-test-{secrets.token_hex(4)}")
+    path = Path(f"/dev/shm/plugml-test-{os.getpid()}-{secrets.token_hex(4)}")
     prepare_root(path)
     yield path
     path.rmdir()
