@@ -233,11 +233,12 @@ class Keeper:
 
     async def _ask(self, op: str, **fields: Any) -> e.Answer:
         self._number += 1
-        self._answers[self._number] = asyncio.get_running_loop().create_future()
+        answered: asyncio.Future[e.Answer] = asyncio.get_running_loop().create_future()
+        self._answers[self._number] = answered
         self._link.ask(e.Ask(self._number, op, fields))
-        answer = await self._answers.pop(self._number)
+        answer = await answered
         if answer.code:
-            hint = f"; close it first: plugml channel --close {self.plan.spec.name}" if answer.code == Code.COLLIDE.name else ""
+            hint = f" (a channel of yours? plugml channel --close {self.plan.spec.name})" if answer.code == Code.COLLIDE.name else ""
             raise KeeperError(f"{op}: {answer.code}: {answer.text}{hint}", 2 if answer.code == Code.COLLIDE.name else 1)
         return answer
 
@@ -252,8 +253,8 @@ class Keeper:
         return tasks[0].result()
 
     def _on_event(self, event: Any) -> None:
-        if isinstance(event, e.Answer) and event.number in self._answers:
-            self._answers[event.number].set_result(event)
+        if isinstance(event, e.Answer):
+            self._answers.pop(event.number).set_result(event)
         elif isinstance(event, e.AgentDown) and self._away is None:
             self._away = asyncio.get_running_loop().call_later(self.limits.gone_us / 1e6, self._given_up)
         elif isinstance(event, e.AgentUp) and self._away is not None:

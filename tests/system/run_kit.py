@@ -47,6 +47,7 @@ class Place:
         self.root = root
         self.state = directory / ".state"
         self.number = 0
+        self.plugml = [sys.executable, "-m", "plugml"]
         self.environ = {
             **{name: value for name, value in os.environ.items() if not name.startswith("PLUGML_") or name == "PLUGML_TEST_MARK"},
             "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(self.state), "PLUGML_ROOT": str(root), "PLUGML_CHECK": "1",
@@ -95,7 +96,7 @@ class Running:
         self.files = [place.directory / f".out{number}", place.directory / f".err{number}"]
         out, err = (path.open("wb") for path in self.files)
         more = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err, **more}
-        self.process = subprocess.Popen([sys.executable, "-m", "plugml", *words], cwd=place.directory, env=place.environ, **more)
+        self.process = subprocess.Popen([*place.plugml, *words], cwd=place.directory, env=place.environ, **more)
         out.close()
         err.close()
         self.pid = self.process.pid
@@ -167,6 +168,13 @@ def wait_for(condition: Any, what: str) -> None:
     while not condition():
         assert time.monotonic() < end, f"it never came true: {what}"
         time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def end_pid(pid: int, number: int = signal.SIGKILL) -> None:

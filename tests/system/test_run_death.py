@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.system.run_kit import Place, Running, end_pid, find_child, place, wait_for  # noqa: F401
+from tests.system.run_kit import Place, Running, end_pid, find_child, is_alive, place, wait_for  # noqa: F401
 
 DIES = """
 import os, sys
@@ -131,13 +130,6 @@ def trained(process: Running, place: Place, clocks: int) -> None:  # noqa: F811
     """Wait until worker 0 has come so far in its present generation."""
     wait_for(lambda: clocks_done(place) > clocks or process.process.poll() is not None, f"{clocks} clocks")
     assert process.process.poll() is None, process.stdout + process.stderr
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_what_a_program_leaves_running_ends_with_it(place: Place) -> None:  # noqa: F811

@@ -1,0 +1,76 @@
+"""A channel by hand: `plugml channel` on a standing cluster, and runs that join one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.run_kit import LIMIT_S, Done, Place, is_alive, place, wait_for  # noqa: F401
+
+
+@pytest.fixture
+def cluster(place: Place) -> Iterator[str]:  # noqa: F811
+    """A standing cluster, taken down at the end."""
+    place.environ["PLUGML_ROOT"] = str(place.root / "c")
+    place.run("up", "-d", "--name", "standing")
+    yield "standing"
+    place.run("down", "standing", "--purge")
+
+
+def shell(place: Place, script: str) -> Done:  # noqa: F811
+    plugml = " ".join(place.plugml)
+    done = subprocess.run(
+        ["sh", "-c", script.replace("plugml ", plugml + " ")], cwd=place.directory, env=place.environ, capture_output=True, text=True,
+        timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def test_a_program_started_by_hand_is_plugged_in(place: Place, cluster: str) -> None:  # noqa: F811
+    trainer = " ".join(place.trainer(5))
+    done = shell(place, f'eval "$(plugml channel try --table w=4,optimizer=add)"; env | grep ^PLUGML_; {trainer}')
+    assert done.code == 0 and "PLUGML_WORKERS=1" in done.stdout and "clock 5 first 5.0" in done.stdout, done
+    directory = next(line for line in done.stdout.splitlines() if line.startswith("PLUGML_DIR=")).removeprefix("PLUGML_DIR=")
+    keeper = int(Path(directory, "holder").read_text())
+    assert os.path.isdir(directory), "the channel outlives the program"
+    done = place.run("channel", "try", "--table", "w=4,optimizer=add", code=2)
+    assert "plugml channel --close try" in done.stderr
+    assert "channel try is closed" in place.run("channel", "--close", "try").stderr
+    assert not os.path.exists(directory) and not is_alive(keeper)
+    assert "there is no channel 'try'" in place.run("channel", "--close", "try", code=2).stderr
+
+
+def test_a_keeper_that_is_killed_is_swept_by_the_agent(place: Place, cluster: str) -> None:  # noqa: F811
+    done = place.run("channel", "try", "--table", "w=4")
+    directory = next(line for line in done.stdout.splitlines() if "PLUGML_DIR=" in line).partition("=")[2]
+    os.kill(int(Path(directory, "holder").read_text()), signal.SIGKILL)
+    wait_for(lambda: not os.path.exists(directory), "the agent has swept it")
+
+
+def test_a_channel_needs_a_cluster(place: Place) -> None:  # noqa: F811
+    assert "no cluster runs here" in place.run("channel", "try", "--table", "w=4", code=69).stderr
+    place.run("channel", code=2)
+    place.run("channel", "try", code=69)
+
+
+def test_two_runs_join_one_cluster(place: Place, cluster: str) -> None:  # noqa: F811
+    both = [place.start("run", "-n", "2", "--cluster", cluster, "--table", "w=4,optimizer=add", "--", *place.trainer(20, 0.01, g)) for g in (1, 2)]
+    ends = [running.ended() for running in both]
+    assert {"clock 20 first 20.0", "clock 20 first 40.0"} == {line.split("] ")[1] for done in ends for line in done.stdout.splitlines()}
+    assert sorted(path.parent.name for path in (place.directory / "plugml-runs").glob("*/w.bin")) == ["t", "t-2"]
+
+
+def test_kill_9_of_a_joined_launcher_is_swept_by_the_agent(place: Place, cluster: str) -> None:  # noqa: F811
+    running = place.start("run", "-n", "2", "--cluster", cluster, "--name", "x", "--table", "w=4", "--", "sh", "-c", "echo ready; sleep 604")
+    running.heard("[w1] ready")
+    assert len(list(place.root.glob("c/x.*"))) == 2
+    running.send(signal.SIGKILL)
+    running.process.wait()
+    wait_for(lambda: not list(place.root.glob("c/x.*")), "the channels are swept")
+    again = place.run("run", "--cluster", cluster, "--name", "x", "--table", "w=4", "--", "true", code=None)
+    assert again.code in (0, 2) and "Traceback" not in again.stderr
