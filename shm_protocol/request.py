@@ -201,7 +201,7 @@ def format_request(request: Request) -> bytes:
 
 
 def format_reply(reply: Reply) -> bytes:
-    """The 64 bytes of a reply.  Where huge numbers leave no room, `lag`, then `n`, then `v` are left out.
+    """The 64 bytes of a reply.  Where huge numbers leave no room, `lag`, then `n`, then `v` are left out; `stop` is said with ok.
 
     >>> format_reply(Reply(True, 12, 11, version=48))[:16]
     b'ok 12 11 v=48   '
@@ -214,15 +214,16 @@ def format_reply(reply: Reply) -> bytes:
             words.append(f"v={reply.version}")
         if reply.n is not None and dropped < 2:
             words.append(f"n={reply.n}")
-        if not reply.ok:
-            words.append(f"code={reply.code.name}")
         if reply.lag is not None and dropped < 1:
             words.append(f"lag={reply.lag}")
-        if reply.stop:
+        if not reply.ok:
+            words.append(f"code={reply.code.name}")
+        elif reply.stop:
             words.append("stop=1")
         text = " ".join(words)
         if len(text) < RECORD_BYTES:
             break
+    assert len(text) < RECORD_BYTES, "done= belongs to hello, whose seq is 0"
     return text.encode().ljust(RECORD_BYTES - 1) + b"\n"
 
 

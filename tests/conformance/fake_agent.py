@@ -99,6 +99,7 @@ class FakeAgent:
         self.remarks: list[str] = []
         self.deaths = 0
         self.byes: set[int] = set()
+        self._bye_seq: dict[int, int] = {}
         self._stores: dict[tuple[int, int], int] = {}  # (worker, seq) -> stores of this agent's life
         self._kill_at: dict[tuple[int, int], int] = {}
         self._once: set[tuple[str, int, int]] = set()
@@ -280,7 +281,7 @@ class FakeAgent:
         try:
             request = parse_request(line)
             channel.info.check(request)
-            if worker in self.byes:
+            if request.seq > self._bye_seq.get(worker, request.seq):
                 raise RequestError(Code.GONE, f"{request.verb} after bye: this worker has left the job")
             self._check_clock(worker, request)
             refusal = self._fault("err", worker, seq)
@@ -301,13 +302,9 @@ class FakeAgent:
                 yield None
             if request.pulls:
                 self._write_values(worker, channel, request, seq)
-            if request.pushes:
-                again = numbers.aligned(channel.info.cap_grad)
-                channel.read_push(request.text, request.n is None, again)
-                if not np.array_equal(buffer, again):
-                    self.remarks.append(f"worker {worker}: grad was touched between the ring and the reply of request {seq}")
             if request.verb == "bye":
                 self.byes.add(worker)
+                self._bye_seq[worker] = seq
                 server.left.add(worker)
                 server.close()
             if self._fault("stop", worker, seq):
@@ -319,11 +316,23 @@ class FakeAgent:
         late = self._fault("slow", worker, seq)
         if late:
             time.sleep(float(late.argument or 0.2))  # a slow agent is what the script asks for
+        if code is Code.OK and request.pushes:
+            self._check_untouched(worker, channel, request)
         finished = server.finished[worker]
         store(lambda: channel.write_result(seq, finished, server.version, int(code), stop=stop))
         store(lambda: channel.set_done(seq))
         n = channel.info.elements if code is Code.OK and request.pulls else None
         self._answer(worker, channel, line, Reply(code is Code.OK, seq, finished, server.version, n, code, stop=stop))
+
+    def _check_untouched(self, worker: int, channel: AgentChannel, request: Request) -> None:
+        """The push must still lie there as it was read: until the reply its file is ours."""
+        again = numbers.aligned(channel.info.cap_grad)
+        try:
+            channel.read_push(request.text, request.n is None, again)
+        except RequestError:
+            again = np.zeros(0, np.uint8)
+        if not np.array_equal(self.buffers[worker], again):
+            self.remarks.append(f"worker {worker}: grad was touched between the ring and the reply of request {request.seq}")
 
     def _check_clock(self, worker: int, request: Request) -> None:
         finished = self.server.finished[worker]

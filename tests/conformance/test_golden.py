@@ -95,7 +95,7 @@ def test_the_python_client_reads_info_as_expected() -> None:
 
 
 @pytest.mark.parametrize("dtype", sorted(golden.ARRAYS))
-def test_arrays_have_the_expected_bits_raw_and_as_text(dtype: str) -> None:
+def test_arrays_have_the_expected_bits_raw_and_as_text(dtype: str) -> None:  # SPEC 3.1 3.10
     cast = int if dtype == "i64" else float
     values = np.array([cast(text) for text in EXPECTED["arrays"][dtype]], DTYPES[dtype])
     assert (GOLDEN / f"{dtype}.bin").read_bytes() == values.tobytes()
@@ -106,7 +106,7 @@ def test_arrays_have_the_expected_bits_raw_and_as_text(dtype: str) -> None:
     assert into.tobytes() == values.tobytes()
 
 
-def test_a_c_program_reads_the_page_as_expected(tmp_path: Path, require: Callable[[str], None]) -> None:
+def test_a_c_program_reads_the_page_as_expected(tmp_path: Path, require: Callable[[str], None]) -> None:  # SPEC 7.10 7.13 7.14
     require("gcc")
     wanted = EXPECTED["ctl"]
     names = list(wanted["moving"])
@@ -134,7 +134,7 @@ def test_a_c_program_reads_the_page_as_expected(tmp_path: Path, require: Callabl
     ]
 
 
-def test_a_shell_reads_replies_line_by_line(require: Callable[[str], None]) -> None:
+def test_a_shell_reads_replies_line_by_line(require: Callable[[str], None]) -> None:  # SPEC 5.3 5.5
     require("dash")
     script = 'while read -r st s c rest; do echo "$st|$s|$c|$rest"; done'
     with open(GOLDEN / "replies.bin", "rb") as replies:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -110,7 +111,7 @@ def test_the_client_imports_numpy_and_nothing_else_that_must_be_installed(tmp_pa
 # -- alone
 
 
-def test_alone_every_call_is_a_no_op_that_says_so() -> None:
+def test_alone_every_call_is_a_no_op_that_says_so() -> None:  # SPEC 2.9
     w = np.ones(3)
     plug = attach({})
     assert not plug and not plug.plugged and plug.main() and (plug.worker, plug.workers) == (0, 1)
@@ -124,7 +125,7 @@ def test_alone_every_call_is_a_no_op_that_says_so() -> None:
         assert not again.step(w, w)
 
 
-def test_a_channel_that_is_not_there_is_an_error_and_never_alone(tmp_path: Path) -> None:
+def test_a_channel_that_is_not_there_is_an_error_and_never_alone(tmp_path: Path) -> None:  # SPEC 2.10
     code, text = failed(lambda: attach({"PLUGML_DIR": str(tmp_path / "gone")}))
     assert code == "GONE" and "does not exist" in text
     assert failed(lambda: attach({"PLUGML_DIR": str(tmp_path)}))[0] == "PERM"
@@ -132,7 +133,7 @@ def test_a_channel_that_is_not_there_is_an_error_and_never_alone(tmp_path: Path)
     assert failed(lambda: attach({"PLUGML_DIR": str(tmp_path)}))[0] == "VERSION"
 
 
-def test_another_version_of_the_channel_is_refused() -> None:
+def test_another_version_of_the_channel_is_refused() -> None:  # SPEC 2.3
     with FakeAgent(spec()) as agent:
         info = agent.kept[0].directory / "info"
         info.chmod(0o600)
@@ -169,7 +170,7 @@ def test_one_worker_is_bit_identical_to_the_program_alone(plugged: Any, mapped: 
 
 
 @MODES
-def test_an_agent_that_dies_before_every_store_changes_nothing(plugged: Any, mapped: bool) -> None:
+def test_an_agent_that_dies_before_every_store_changes_nothing(plugged: Any, mapped: bool) -> None:  # SPEC 5.4 6.10 7.6 7.8 9.4
     alone, together = np.zeros((3, 2), np.float32), np.zeros((3, 2), np.float32)
     descend(attach({}), alone, 12, np.float32(0.1))
     plug, agent = plugged(spec(), *EACH_STORE, "repeat@3", "stale@5", "again@7", "slow@9:0.05", mapped=mapped)
@@ -189,7 +190,7 @@ def test_whole_numbers_are_counted_exactly(plugged: Any, mapped: bool) -> None:
 
 
 @MODES
-def test_two_workers_of_unequal_weight_meet_at_each_clock(mapped: bool) -> None:
+def test_two_workers_of_unequal_weight_meet_at_each_clock(mapped: bool) -> None:  # SPEC 4.9
     job = spec((4,), workers=2, dtype="f64")
     results: dict[int, np.ndarray] = {}
     weights = (3.0, 1.0)
@@ -244,7 +245,7 @@ def test_several_tables_by_name_in_order_and_in_place(plugged: Any, mapped: bool
     assert not plug.param("w").flags.writeable and plug.param("w").flags.f_contiguous
 
 
-def test_a_matrix_lies_in_the_order_that_was_declared(plugged: Any) -> None:
+def test_a_matrix_lies_in_the_order_that_was_declared(plugged: Any) -> None:  # SPEC 2.7
     plug, agent = plugged(SEVERAL)
     plug.step({"w": np.arange(6.0).reshape(3, 2), "b": np.zeros(2), "n": [0]})
     raw = np.frombuffer((agent.kept[0].directory / "param").read_bytes()[:24], "<f4")
@@ -339,7 +340,7 @@ def test_a_loop_without_a_step_is_told(plugged: Any) -> None:
     assert failed(lambda: next(clocks)) == ("SEQ", "clock 0 was not ended: call step() or tick() once in each turn of the loop")
 
 
-def test_the_stop_rule_ends_the_loop(plugged: Any) -> None:
+def test_the_stop_rule_ends_the_loop(plugged: Any) -> None:  # SPEC 6.7
     plug, agent = plugged(spec(), "stop@4")
     done = [clock for clock in plug.clocks(100) if plug.step(np.ones((3, 2)))]
     assert done == [0, 1, 2, 3] and plug.done
@@ -352,7 +353,7 @@ def test_the_stop_rule_ends_the_loop(plugged: Any) -> None:
 
 
 @pytest.mark.parametrize("code", [code for code in client_errors.Code if code.name not in ("OK", "AGAIN", "STOP")])
-def test_each_code_is_an_exception_that_says_what_to_do(plugged: Any, code: client_errors.Code) -> None:
+def test_each_code_is_an_exception_that_says_what_to_do(plugged: Any, code: client_errors.Code) -> None:  # SPEC 8.1 8.2 6.9
     plug, agent = plugged(spec(), f"err@2:{code.name}")
     plug.step(np.ones((3, 2)))
     with pytest.raises(ChannelError) as error:
@@ -382,7 +383,7 @@ def test_a_lost_agent_is_gone_for_good(plugged: Any) -> None:
         assert failed(lambda: plug.step(np.ones((3, 2))))[0] == "GONE"
 
 
-def test_agent_and_launcher_gone_together_is_gone() -> None:
+def test_agent_and_launcher_gone_together_is_gone() -> None:  # SPEC 5.7
     agent = FakeAgent(spec())
     agent.__enter__()
     plug = attach(agent.environment())
@@ -409,7 +410,7 @@ def test_the_context_manager_says_bye_only_at_a_good_end(plugged: Any) -> None:
     assert agent.byes == {0}
 
 
-def test_a_forked_child_neither_says_bye_nor_asks(plugged: Any) -> None:
+def test_a_forked_child_neither_says_bye_nor_asks(plugged: Any) -> None:  # SPEC 9.9
     plug, agent = plugged(spec())
     plug.step(np.ones((3, 2)))
     script = (
@@ -429,7 +430,7 @@ def test_a_forked_child_neither_says_bye_nor_asks(plugged: Any) -> None:
 
 
 @MODES
-def test_a_program_that_closes_all_descriptors_finds_the_files_again(plugged: Any, mapped: bool, tmp_path: Path) -> None:
+def test_a_program_that_closes_all_descriptors_finds_the_files_again(plugged: Any, mapped: bool, tmp_path: Path) -> None:  # SPEC 9.10 5.6
     _plug, agent = plugged(spec(), mapped=mapped)
     precious = tmp_path / "precious"
     precious.write_text("thesis")
@@ -474,7 +475,7 @@ def test_an_interrupt_in_the_middle_of_a_wait_loses_and_doubles_nothing(plugged:
     assert agent.remarks == []
 
 
-def test_replies_that_nobody_read_do_not_mislead_the_next_program(plugged: Any) -> None:
+def test_replies_that_nobody_read_do_not_mislead_the_next_program(plugged: Any) -> None:  # SPEC 5.4 5.10
     plug, agent = plugged(spec())
     plug.step(np.ones((3, 2)))
     agent.channels[0].reply(b"ok 2 2 v=9".ljust(63) + b"\n")
@@ -485,7 +486,7 @@ def test_replies_that_nobody_read_do_not_mislead_the_next_program(plugged: Any) 
 
 
 @pytest.mark.parametrize("faults", [(), EACH_STORE, ("stale@2", "repeat@3", "slow@4:0.1")])
-def test_a_whole_program_from_the_command_line(tmp_path: Path, faults: tuple[str, ...]) -> None:
+def test_a_whole_program_from_the_command_line(tmp_path: Path, faults: tuple[str, ...]) -> None:  # SPEC 5.2
     program = tmp_path / "trainer.py"
     program.write_text(
         "import numpy as np\nfrom plugml.client import attach\nw = np.zeros((3, 2), np.float32)\n"
@@ -502,3 +503,15 @@ def test_a_whole_program_from_the_command_line(tmp_path: Path, faults: tuple[str
     assert np.load(tmp_path / "w.npy").tobytes() == alone.tobytes()
     report = agent.report()
     assert (report["pushes"], report["clocks"], report["bye"], report["remarks"]) == ([6], [6], [0], [])
+
+
+def test_a_program_that_writes_too_early_is_caught_by_the_scripted_agent(plugged: Any) -> None:  # SPEC 1.10
+    plug, agent = plugged(spec((2,)), "slow@1:0.5")
+    asking = threading.Thread(target=plug.step, args=([1.0, 2.0],))
+    asking.start()
+    end = time.monotonic() + HANG_S
+    while agent.server.pushes == [0] and time.monotonic() < end:
+        time.sleep(0.005)  # until the push has been read
+    plug.grad()[:] = 5.0
+    asking.join(HANG_S)
+    assert agent.remarks == ["worker 0: grad was touched between the ring and the reply of request 1"]

@@ -82,13 +82,13 @@ def test_a_fresh_channel_has_no_request(agent: AgentChannel) -> None:
 
 
 @pytest.mark.parametrize("line", [b"", b"step 1 0", b"step 1 0 n=6 " + b"x" * 300, b"\0\n"[:1], b"x" * 4095])
-def test_without_a_newline_there_is_no_request(agent: AgentChannel, directory: Path, line: bytes) -> None:
+def test_without_a_newline_there_is_no_request(agent: AgentChannel, directory: Path, line: bytes) -> None:  # SPEC 4.2 7.2
     (directory / "cmd").write_bytes(line)
     assert agent.read_cmd() is None
     assert agent.counters()["empty_bells"] == 1
 
 
-def test_what_follows_the_newline_is_ignored(agent: AgentChannel, directory: Path) -> None:
+def test_what_follows_the_newline_is_ignored(agent: AgentChannel, directory: Path) -> None:  # SPEC 4.3
     with open(directory / "cmd", "r+b") as cmd:  # not truncated: an older, longer line lies behind
         cmd.write(b"step 10 9 n=6 w=25\n")
         cmd.seek(0)
@@ -102,13 +102,13 @@ def test_a_long_line_is_read_whole(agent: AgentChannel, directory: Path) -> None
     assert agent.read_cmd() == line
 
 
-def test_a_line_without_end_is_handed_out_so_that_it_can_be_refused(agent: AgentChannel, directory: Path) -> None:
+def test_a_line_without_end_is_handed_out_so_that_it_can_be_refused(agent: AgentChannel, directory: Path) -> None:  # SPEC 7.2
     (directory / "cmd").write_bytes(b"y" * 5000)
     line = agent.read_cmd()
     assert line is not None and len(line) == 4096
 
 
-def test_a_line_that_changes_while_it_is_read_is_read_again(agent: AgentChannel, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_changes_while_it_is_read_is_read_again(agent: AgentChannel, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # SPEC 7.1
     (directory / "cmd").write_bytes(b"step 1 0 n=6\n")
     real, torn = agent.files.read, [b"step 1 0 n=\n", b"step 1 0 n=6"]
     monkeypatch.setattr(agent.files, "read", lambda name, nbytes: torn.pop() if torn else real(name, nbytes))
@@ -116,13 +116,13 @@ def test_a_line_that_changes_while_it_is_read_is_read_again(agent: AgentChannel,
     assert agent.counters()["torn_reads"] == 2
 
 
-def test_a_line_that_never_rests_waits_for_its_bell(agent: AgentChannel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_never_rests_waits_for_its_bell(agent: AgentChannel, monkeypatch: pytest.MonkeyPatch) -> None:  # SPEC 7.1
     numbers_ = iter(range(1000))
     monkeypatch.setattr(agent.files, "read", lambda _name, _nbytes: b"step %d 0\n" % next(numbers_))
     assert agent.read_cmd() is None
 
 
-def test_a_program_may_replace_cmd_and_grad(agent: AgentChannel, directory: Path) -> None:
+def test_a_program_may_replace_cmd_and_grad(agent: AgentChannel, directory: Path) -> None:  # SPEC 1.7
     assert agent.read_cmd() is None
     for number in (1, 2, 3):
         (directory / "new").write_bytes(b"step %d 0\n" % number)
@@ -143,7 +143,7 @@ def test_a_file_that_was_moved_away_is_not_read_any_more(agent: AgentChannel, di
 
 
 @pytest.mark.parametrize("name", ["cmd", "grad", "param"])
-def test_links_fifos_and_directories_are_refused_and_never_waited_for(agent: AgentChannel, directory: Path, tmp_path: Path, name: str) -> None:
+def test_links_fifos_and_directories_are_refused_and_never_waited_for(agent: AgentChannel, directory: Path, tmp_path: Path, name: str) -> None:  # SPEC 7.9
     def use() -> object:
         if name == "cmd":
             return agent.read_cmd()
@@ -187,7 +187,7 @@ def test_a_push_lands_in_an_aligned_buffer(agent: AgentChannel, directory: Path)
         (72, "was it appended with '>>'? overwrite it"),
     ],
 )
-def test_a_push_of_another_size_is_refused_with_a_guess(agent: AgentChannel, directory: Path, nbytes: int, words: str) -> None:
+def test_a_push_of_another_size_is_refused_with_a_guess(agent: AgentChannel, directory: Path, nbytes: int, words: str) -> None:  # SPEC 3.3 12.2 12.5 12.6
     (directory / "grad").write_bytes(bytes(nbytes))
     code, text = refused(lambda: read(agent))
     assert code is Code.SIZE and words in text
@@ -203,7 +203,7 @@ def test_float32_for_float64_is_guessed(root: Path) -> None:
         agent.close()
 
 
-def test_with_n_the_file_may_be_longer_but_not_shorter(agent: AgentChannel, directory: Path) -> None:
+def test_with_n_the_file_may_be_longer_but_not_shorter(agent: AgentChannel, directory: Path) -> None:  # SPEC 3.4
     (directory / "grad").write_bytes(VALUES.tobytes() + b"more")
     assert read(agent, exact=False).tolist() == VALUES.tolist()
     (directory / "grad").write_bytes(VALUES.tobytes()[:-1])
@@ -228,10 +228,21 @@ def test_a_push_with_nan_is_refused_and_counted(agent: AgentChannel, directory: 
     assert agent.counters()["nonfinite"] == 1
 
 
-def test_denormal_numbers_arrive_bit_for_bit(agent: AgentChannel, directory: Path) -> None:
+def test_denormal_numbers_arrive_bit_for_bit(agent: AgentChannel, directory: Path) -> None:  # SPEC 3.5
     tiny = np.array([1e-45, -1e-45, 1.1754942e-38, 0.0, -0.0, 1e-40], "<f4")
     (directory / "grad").write_bytes(tiny.tobytes())
     assert read(agent).tobytes() == tiny.tobytes()
+
+
+def test_bytes_between_tables_are_ignored(root: Path) -> None:  # SPEC 3.2
+    spec = JobSpec("job", 1, (TableSpec("w", (3,)), TableSpec("b", (1,))))
+    with create_channel(root, Info.of(spec, 0, 1, boot_id(), 0)) as kept:
+        agent = adopted(kept)
+        push = np.full(17, np.nan, "<f4")
+        push[:3], push[16] = (1, 2, 3), 4
+        (kept.directory / "grad").write_bytes(push.tobytes())
+        assert read(agent)[[0, 1, 2, 16]].tolist() == [1, 2, 3, 4]
+        agent.close()
 
 
 def test_a_push_as_text(agent: AgentChannel, directory: Path) -> None:
@@ -255,7 +266,7 @@ def words(directory: Path) -> page.Moving:
     return page.read_moving((directory / "ctl").read_bytes())
 
 
-def test_the_stores_of_one_request(agent: AgentChannel, directory: Path) -> None:
+def test_the_stores_of_one_request(agent: AgentChannel, directory: Path) -> None:  # SPEC 7.8 7.12 7.13
     (directory / "grad").write_bytes(VALUES.tobytes())
     rep = os.open(directory / "rep", os.O_RDONLY | os.O_NONBLOCK)
     before = words(directory)
@@ -281,7 +292,7 @@ def test_the_stores_of_one_request(agent: AgentChannel, directory: Path) -> None
     assert {name: counted[name] for name in wanted} == wanted
 
 
-def test_values_are_written_in_place_under_a_mapping(agent: AgentChannel, directory: Path) -> None:
+def test_values_are_written_in_place_under_a_mapping(agent: AgentChannel, directory: Path) -> None:  # SPEC 1.8
     with open(directory / "param", "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
         agent.set_current(1)
         agent.write_param(0, VALUES)
@@ -304,7 +315,7 @@ def test_a_param_that_the_program_replaced_is_written_where_it_looks(agent: Agen
     assert (directory / "param").read_bytes() == VALUES.tobytes()
 
 
-def test_the_error_text_is_one_line_and_never_leaves_its_page(agent: AgentChannel, directory: Path) -> None:
+def test_the_error_text_is_one_line_and_never_leaves_its_page(agent: AgentChannel, directory: Path) -> None:  # SPEC 6.5
     agent.write_error("SIZE seq=3: short\nwithout end")
     assert (directory / "err").read_bytes() == b"SIZE seq=3: short without end\n"
     agent.write_error("ä" * 10_000)
@@ -314,7 +325,7 @@ def test_the_error_text_is_one_line_and_never_leaves_its_page(agent: AgentChanne
     assert (directory / "err").stat().st_blocks * 512 >= 4096  # still reserved
 
 
-def test_errors_are_logged_once_with_their_count(agent: AgentChannel, kept: Channel, directory: Path) -> None:
+def test_errors_are_logged_once_with_their_count(agent: AgentChannel, kept: Channel, directory: Path) -> None:  # SPEC 7.16
     for number in (1, 2, 1, 1):
         agent.write_error(f"error {number}")
     found = [entry for _at, entry in page.read_log((directory / "ctl").read_bytes())]
@@ -331,7 +342,7 @@ def test_errors_are_logged_once_with_their_count(agent: AgentChannel, kept: Chan
     later.close()
 
 
-def test_a_program_that_reads_no_replies_is_given_up(agent: AgentChannel, directory: Path) -> None:
+def test_a_program_that_reads_no_replies_is_given_up(agent: AgentChannel, directory: Path) -> None:  # SPEC 5.8
     record = agent.repeat()
     given = 0
     while agent.reply(record):
@@ -340,7 +351,7 @@ def test_a_program_that_reads_no_replies_is_given_up(agent: AgentChannel, direct
     assert words(directory).state == BROKEN
 
 
-def test_a_full_file_system_is_nospc_and_an_error_text_survives_it(agent: AgentChannel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_file_system_is_nospc_and_an_error_text_survives_it(agent: AgentChannel, monkeypatch: pytest.MonkeyPatch) -> None:  # SPEC 3.11
     def full(*_arguments: object) -> int:
         raise OSError(28, os.strerror(28))
 
@@ -355,7 +366,7 @@ def test_a_full_file_system_is_nospc_and_an_error_text_survives_it(agent: AgentC
 # -- bells, beats, ends
 
 
-def test_bells_wake_and_carry_nothing(agent: AgentChannel, directory: Path) -> None:
+def test_bells_wake_and_carry_nothing(agent: AgentChannel, directory: Path) -> None:  # SPEC 5.1
     with open(directory / "req", "wb", buffering=0) as bell:
         bell.write(b"step 9 9 and lots of chatter\n" * 300)
         assert agent.drain_bell()
@@ -365,7 +376,7 @@ def test_bells_wake_and_carry_nothing(agent: AgentChannel, directory: Path) -> N
     assert agent.read_cmd() is None
 
 
-def test_the_bell_tells_that_the_launcher_has_gone(kept: Channel) -> None:
+def test_the_bell_tells_that_the_launcher_has_gone(kept: Channel) -> None:  # SPEC 9.8
     agent = adopted(kept)
     assert agent.drain_bell()
     kept.close(remove=False)
@@ -377,7 +388,7 @@ def test_the_bell_tells_that_the_launcher_has_gone(kept: Channel) -> None:
     os.close(fd)
 
 
-def test_a_bell_that_was_removed_or_replaced_is_noticed_at_the_next_beat(agent: AgentChannel, directory: Path) -> None:
+def test_a_bell_that_was_removed_or_replaced_is_noticed_at_the_next_beat(agent: AgentChannel, directory: Path) -> None:  # SPEC 1.9 12.1
     agent.beat(123)
     assert words(directory).agent_beat == 123
     (directory / "req").unlink()
@@ -399,7 +410,7 @@ def test_the_end_is_noted(agent: AgentChannel, directory: Path) -> None:
 # -- adoption
 
 
-def test_an_adopting_agent_goes_on_where_the_dead_one_stopped(kept: Channel, agent: AgentChannel, directory: Path) -> None:
+def test_an_adopting_agent_goes_on_where_the_dead_one_stopped(kept: Channel, agent: AgentChannel, directory: Path) -> None:  # SPEC 9.4 7.13
     for seq in (1, 2, 3):
         agent.set_current(seq)
         agent.write_result(seq, seq, 10 * seq, 0, 0.5, seq)
@@ -425,7 +436,7 @@ def test_a_new_generation_begins_at_the_clock_of_the_one_before(root: Path) -> N
         agent.close()
 
 
-def test_only_a_kept_channel_is_adopted(kept: Channel) -> None:
+def test_only_a_kept_channel_is_adopted(kept: Channel) -> None:  # SPEC 9.2
     root_fd = os.open(kept.root, os.O_RDONLY)
     name = kept.name
     kept.close(remove=False)
@@ -471,7 +482,7 @@ def plain_bell(directory: Path) -> None:
         (lambda directory: directory.chmod(0o755), Code.PERM, "the channel's directory job.0.1 must be yours and have mode 0700, not 0755"),
     ],
 )
-def test_a_damaged_channel_is_refused_with_a_sentence(kept: Channel, directory: Path, damage: Callable[[Path], object], code: Code, words_: str) -> None:
+def test_a_damaged_channel_is_refused_with_a_sentence(kept: Channel, directory: Path, damage: Callable[[Path], object], code: Code, words_: str) -> None:  # SPEC 7.11 9.2 1.2
     damage(directory)
     assert refused(lambda: adopted(kept)) == (code, words_)
 

@@ -45,7 +45,7 @@ def allocated(path: Path) -> int:
     return path.stat().st_blocks * 512
 
 
-def test_everything_is_there_at_its_size_and_mode(channel: Channel) -> None:
+def test_everything_is_there_at_its_size_and_mode(channel: Channel) -> None:  # SPEC 1.1 1.2 1.3 1.5 1.6
     directory = channel.directory
     assert directory.name == "job.1.3" and stat.S_IMODE(directory.stat().st_mode) == 0o700
     for name, mode, size in files_of(channel.info):
@@ -61,12 +61,27 @@ def test_everything_is_there_at_its_size_and_mode(channel: Channel) -> None:
     assert parse_info((directory / "info").read_text()) == channel.info
     assert (directory / "err").read_bytes() == b"\n"
     assert not any((directory / "cmd").read_bytes()) and not any((directory / "grad").read_bytes())
+    assert not any((directory / "param").read_bytes())
     constant = page.read_constant((directory / "ctl").read_bytes())
     assert constant == channel.info.constant(constant.created_ns)
     assert page.read_moving((directory / "ctl").read_bytes()) == page.Moving(clock=7)
 
 
-def test_the_umask_does_not_matter(root: Path) -> None:
+def test_nobody_sees_half_a_channel(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # SPEC 1.4 9.1
+    real, seen = create._fill, []
+
+    def look(directory_fd: int, info: Info) -> None:
+        seen.append(os.listdir(root))
+        real(directory_fd, info)
+        seen.append(os.listdir(root))
+
+    monkeypatch.setattr(create, "_fill", look)
+    with create_channel(root, Info.of(SPEC, 0, 1, boot_id(), 0)):
+        assert all(name.startswith(".tmp-job.0.1-") for names in seen for name in names) and len(seen) == 2
+        assert os.listdir(root) == ["job.0.1"]
+
+
+def test_the_umask_does_not_matter(root: Path) -> None:  # SPEC 1.2
     before = os.umask(0o777)
     try:
         channel = create_channel(root, Info.of(SPEC, 0, 1, boot_id(), 0))
@@ -77,12 +92,12 @@ def test_the_umask_does_not_matter(root: Path) -> None:
         assert stat.S_IMODE((channel.directory / "req").stat().st_mode) == 0o600
 
 
-def test_descriptors_are_not_inherited(channel: Channel) -> None:
+def test_descriptors_are_not_inherited(channel: Channel) -> None:  # SPEC 9.1
     listing = subprocess.run(["ls", "-l", "/proc/self/fd"], capture_output=True, text=True, close_fds=False, check=True).stdout
     assert str(channel.directory) not in listing
 
 
-def test_the_keeper_is_locked_until_the_end(root: Path) -> None:
+def test_the_keeper_is_locked_until_the_end(root: Path) -> None:  # SPEC 9.1
     root_fd = os.open(root, os.O_RDONLY)
     with create_channel(root, Info.of(SPEC, 0, 1, boot_id(), 0)) as channel:
         assert is_kept(root_fd, channel.name)
@@ -99,7 +114,7 @@ def test_a_generation_is_made_once(channel: Channel) -> None:
     assert os.listdir(channel.root) == ["job.1.3"]
 
 
-def test_a_full_file_system_is_told_in_bytes_and_nothing_stays(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_file_system_is_told_in_bytes_and_nothing_stays(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # SPEC 1.5 10.2
     calls: list[int] = []
     real = os.posix_fallocate
 
@@ -116,7 +131,7 @@ def test_a_full_file_system_is_told_in_bytes_and_nothing_stays(root: Path, monke
     assert os.listdir(root) == []
 
 
-def test_a_small_tmpfs_is_really_full(tmp_path: Path, does_not_apply: Callable[[str], None]) -> None:
+def test_a_small_tmpfs_is_really_full(tmp_path: Path, does_not_apply: Callable[[str], None]) -> None:  # SPEC 1.5
     small = tmp_path / "small"
     small.mkdir(mode=0o700)
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k,mode=700", "tmpfs", str(small)], capture_output=True, text=True)
@@ -141,7 +156,7 @@ def test_a_small_tmpfs_is_really_full(tmp_path: Path, does_not_apply: Callable[[
         subprocess.run(["umount", str(small)], check=True)
 
 
-def test_a_half_made_directory_that_was_swept_is_made_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_half_made_directory_that_was_swept_is_made_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # SPEC 1.4
     real, swept = create._fill, []
 
     def sweep_once(directory_fd: int, info: Info) -> None:
@@ -171,7 +186,7 @@ def ask(channel: Channel, line: bytes) -> None:
         bell.write(b"\n")
 
 
-def test_a_retired_channel_answers_gone_and_no_late_agent_finds_it(channel: Channel) -> None:
+def test_a_retired_channel_answers_gone_and_no_late_agent_finds_it(channel: Channel) -> None:  # SPEC 9.6 8.2
     directory = channel.directory
     ask(channel, b"step 1 7\n")
     rep = os.open(directory / "rep", os.O_RDONLY | os.O_NONBLOCK)
@@ -222,7 +237,7 @@ def test_a_request_that_was_answered_is_not_gone(root: Path) -> None:
     os.close(root_fd)
 
 
-def test_one_channel_may_be_closed_twice(root: Path) -> None:
+def test_one_channel_may_be_closed_twice(root: Path) -> None:  # SPEC 1.11
     channel = create_channel(root, Info.of(SPEC, 0, 1, boot_id(), 0))
     channel.close()
     channel.close()

@@ -39,7 +39,7 @@ def test_info_reads_back(tables: list[TableSpec], worker: int, gen: int, clock: 
     assert info.elements == sum(math.prod(table.shape) for table in tables)
 
 
-def test_the_text_is_what_the_specification_shows() -> None:
+def test_the_text_is_what_the_specification_shows() -> None:  # SPEC 2.1 2.4 2.5 2.6
     assert INFO.format().splitlines() == [
         "version=1", "job=digits", "number=9", "worker=2", "workers=4", "gen=5", f"boot_id={BOOT}", "endian=little", "clock=17",
         f"seed={INFO.seed}", "count=75", "cap_grad=400", "cap_idx=0", "cap_param=400", "bell=fifo",
@@ -49,7 +49,7 @@ def test_the_text_is_what_the_specification_shows() -> None:
     ]  # fmt: skip
 
 
-def test_unknown_keys_are_passed_over() -> None:
+def test_unknown_keys_are_passed_over() -> None:  # SPEC 2.2
     text = INFO.format().replace("table=w ", "table=w colour=red ") + "weather=fine\n"
     assert parse_info(text) == INFO
 
@@ -77,7 +77,7 @@ def test_unknown_keys_are_passed_over() -> None:
         (f"boot_id={BOOT}", "boot_id=1", Code.FORMAT),
     ],
 )
-def test_a_wrong_info_is_refused(old: str, new: str, code: Code) -> None:
+def test_a_wrong_info_is_refused(old: str, new: str, code: Code) -> None:  # SPEC 2.3 2.5
     text = INFO.format()
     assert old in text
     with pytest.raises(RequestError) as refused:
@@ -105,7 +105,7 @@ def test_any_changed_byte_is_an_info_or_a_request_error(data: st.DataObject) -> 
         assert error.code in (Code.FORMAT, Code.VERSION)
 
 
-def test_the_environment_tells_what_info_tells() -> None:
+def test_the_environment_tells_what_info_tells() -> None:  # SPEC 2.8
     variables = environment(INFO, "/dev/shm/x/digits.2.5", local_worker=1, local_workers=2, out="/tmp/o", plugml_version="0.1")
     assert tuple(variables) == VARIABLES
     assert variables["PLUGML_DIR"] == "/dev/shm/x/digits.2.5"
@@ -135,7 +135,7 @@ def test_seeds_fit_every_language_and_differ_between_workers_and_jobs() -> None:
         (Request("step", 1, 0, sections=(Section("w", 1, 1),)), Code.FORMAT, "only sparse tables are named"),
     ],
 )
-def test_what_is_not_served_is_refused_before_any_file_is_touched(request_: Request, code: Code, words: str) -> None:
+def test_what_is_not_served_is_refused_before_any_file_is_touched(request_: Request, code: Code, words: str) -> None:  # SPEC 4.7
     with pytest.raises(RequestError) as refused:
         INFO.check(request_)
     assert refused.value.code is code and words in refused.value.text

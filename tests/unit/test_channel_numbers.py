@@ -48,7 +48,7 @@ def test_text_goes_where_the_tables_lie() -> None:
 
 
 @given(arrays("<f4", 3, elements=F32), arrays("<f8", 2, elements=F64), arrays("<i8", 2, elements=I64))
-def test_what_is_written_as_text_reads_back_bit_for_bit(w: np.ndarray, b: np.ndarray, n: np.ndarray) -> None:
+def test_what_is_written_as_text_reads_back_bit_for_bit(w: np.ndarray, b: np.ndarray, n: np.ndarray) -> None:  # SPEC 3.10
     buffer = numbers.aligned(INFO.cap_grad)
     for table, values in zip(INFO.dense, (w, b, n)):
         numbers.view(buffer, table)[:] = values
@@ -69,7 +69,7 @@ def test_many_numbers_are_formatted_in_pieces() -> None:
 
 
 @pytest.mark.parametrize("text", [GOOD[:-1], GOOD.replace(b"\n", b"\r\n"), GOOD.replace(b"-2.5", b"  -2.5\t"), GOOD.replace(b"1\n", b"+1\n", 1)])
-def test_ends_of_lines_and_blanks_do_not_matter(text: bytes) -> None:
+def test_ends_of_lines_and_blanks_do_not_matter(text: bytes) -> None:  # SPEC 3.7 3.8
     buffer = numbers.aligned(INFO.cap_grad)
     numbers.parse_text(INFO, text, buffer, "grad.txt")
     assert buffer.tobytes() == filled().tobytes()
@@ -94,13 +94,13 @@ def test_ends_of_lines_and_blanks_do_not_matter(text: bytes) -> None:
         (b"-7", b"9" * 5000, Code.FORMAT, "line 6 of grad.txt: '9999999999999999999999999999999999999999' is no whole number (table n is i64)"),
     ],
 )
-def test_a_wrong_line_is_named(old: bytes, new: bytes, code: Code, words: str) -> None:
+def test_a_wrong_line_is_named(old: bytes, new: bytes, code: Code, words: str) -> None:  # SPEC 3.8 3.9 12.3
     error = refused(GOOD.replace(old, new))
     assert (error.code, error.text) == (code, words)
 
 
 @pytest.mark.parametrize("text", [b"", b"\n", GOOD + b"1\n", GOOD[2:], GOOD + b"\n"])
-def test_another_number_of_lines_is_refused(text: bytes) -> None:
+def test_another_number_of_lines_is_refused(text: bytes) -> None:  # SPEC 3.7
     error = refused(text)
     assert error.code is Code.SIZE and "7 are declared; nothing was applied" in error.text
 

@@ -47,7 +47,7 @@ def test_every_flipped_bit_of_the_constant_part_is_noticed(bit: int) -> None:
     assert refused.value.code is Code.VERSION
 
 
-def test_a_greater_minor_version_is_accepted_and_another_major_refused() -> None:
+def test_a_greater_minor_version_is_accepted_and_another_major_refused() -> None:  # SPEC 7.11
     def with_version(major: int, minor: int) -> bytes:
         changed = bytearray(page.new_page(SOME))
         struct.pack_into("<HH", changed, 8, major, minor)
@@ -80,7 +80,7 @@ def test_fields_lie_in_order_aligned_and_apart() -> None:
     assert len(page.COUNTER_NAMES) <= page.COUNTERS
 
 
-def test_packed_words_lie_where_the_table_says() -> None:
+def test_packed_words_lie_where_the_table_says() -> None:  # SPEC 7.10
     whole = page.new_page(SOME, Moving(*range(1, 11)))
     names = ("done_seq", "cur_seq", "clock", "version", "status", "state", "agent_beat", "agent_id", "rep_word", "done_flags")
     for number, name in enumerate(names, 1):
@@ -103,7 +103,7 @@ def test_two_results_take_turns() -> None:
 
 
 @given(st.lists(st.builds(Logged, U32, U64, U64, st.text(alphabet="abc äß", max_size=300)), max_size=5))
-def test_the_error_log_reads_back(entries: list[Logged]) -> None:
+def test_the_error_log_reads_back(entries: list[Logged]) -> None:  # SPEC 7.16
     whole = bytearray(page.new_page(SOME))
     for entry in entries:
         at = page.log_end(page.read_log(bytes(whole)))
@@ -128,7 +128,7 @@ def test_the_committed_header_and_the_tables_of_the_specification_are_up_to_date
     assert generate.main(["--check"]) == 0
 
 
-def test_the_specification_has_every_sentence_of_every_code() -> None:
+def test_the_specification_has_every_sentence_of_every_code() -> None:  # SPEC 8.1
     text = generate.SPEC.read_text()
     for code in Code:
         if code is not Code.OK:
@@ -141,7 +141,7 @@ def test_sentences_of_the_specification_are_numbered_once_and_in_order() -> None
 
 
 @pytest.mark.parametrize(("compiler", "language"), [("gcc", "c11"), ("g++", "c++17")])
-def test_a_compiler_agrees_with_the_layout(tmp_path: Path, require: Callable[[str], None], compiler: str, language: str) -> None:
+def test_a_compiler_agrees_with_the_layout(tmp_path: Path, require: Callable[[str], None], compiler: str, language: str) -> None:  # SPEC 7.10 7.14
     require(compiler)
     suffix = "c" if compiler == "gcc" else "cc"
     source = tmp_path / f"layout.{suffix}"

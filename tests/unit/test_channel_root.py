@@ -32,7 +32,7 @@ def place() -> Iterator[Path]:
         os.close(fd)
 
 
-def test_a_root_is_made_private_whatever_the_umask(place: Path) -> None:
+def test_a_root_is_made_private_whatever_the_umask(place: Path) -> None:  # SPEC 10.2
     before = os.umask(0o777)
     try:
         assert roots.prepare_root(place) == []
@@ -49,7 +49,7 @@ def test_a_root_that_others_can_reach_is_refused(place: Path) -> None:
         roots.prepare_root(place)
 
 
-def test_a_root_on_a_disk_is_refused_unless_allowed(tmp_path: Path, does_not_apply: Callable[[str], None]) -> None:
+def test_a_root_on_a_disk_is_refused_unless_allowed(tmp_path: Path, does_not_apply: Callable[[str], None]) -> None:  # SPEC 10.2
     if roots.file_system(tmp_path) in roots.IN_MEMORY:
         does_not_apply("the temporary directory lies in memory")
     with pytest.raises(RootError, match="not in memory; set PLUGML_ROOT to a directory on tmpfs"):
@@ -72,7 +72,7 @@ def test_a_root_that_is_a_link_or_a_file_is_refused(place: Path) -> None:
         place.unlink()
 
 
-def test_a_root_of_somebody_else_is_refused(place: Path, does_not_apply: Callable[[str], None]) -> None:
+def test_a_root_of_somebody_else_is_refused(place: Path, does_not_apply: Callable[[str], None]) -> None:  # SPEC 10.2
     if os.getuid() != 0:
         does_not_apply("only the superuser can make another user's directory")
     place.mkdir(mode=0o700)
@@ -91,14 +91,14 @@ def test_a_missing_root_is_refused(place: Path) -> None:
         roots.check_root(place)
 
 
-def test_a_root_must_leave_room_for_a_socket(place: Path) -> None:
+def test_a_root_must_leave_room_for_a_socket(place: Path) -> None:  # SPEC 10.3
     with pytest.raises(RootError, match="longer than 96 bytes, so no socket fits"):
         roots.prepare_root(place / ("x" * 80))
     with pytest.raises(RootError, match="not an absolute path"):
         roots.prepare_root(Path("here"))
 
 
-def test_the_environment_chooses_the_root() -> None:
+def test_the_environment_chooses_the_root() -> None:  # SPEC 10.1
     assert roots.default_root("c", {"PLUGML_ROOT": "/dev/shm/mine"}) == Path("/dev/shm/mine")
     chosen = roots.default_root("c", {})
     assert chosen in (Path(f"/run/plugml/{os.getuid()}/c"), Path(f"/dev/shm/plugml-{os.getuid()}/c"))
@@ -111,7 +111,7 @@ def test_too_little_space_is_told_in_bytes(place: Path) -> None:
         roots.need_space(place, 1 << 62)
 
 
-def test_one_agent_serves_a_root(place: Path) -> None:
+def test_one_agent_serves_a_root(place: Path) -> None:  # SPEC 9.3
     roots.prepare_root(place)
     held = roots.lock_agent(place)
     with pytest.raises(RootError, match=rf"another agent \(process {os.getpid()}\) serves"):
@@ -126,7 +126,7 @@ def test_names_of_channels() -> None:
         assert roots.channel_parts(name) is None, name
 
 
-def test_a_sweep_keeps_what_is_kept_and_removes_the_rest(place: Path) -> None:
+def test_a_sweep_keeps_what_is_kept_and_removes_the_rest(place: Path) -> None:  # SPEC 9.2 9.5
     roots.prepare_root(place)
     boot = roots.boot_id()
     live = create_channel(place, Info.of(SPEC, 0, 1, boot, 0))
@@ -161,7 +161,7 @@ def test_a_sweep_keeps_what_is_kept_and_removes_the_rest(place: Path) -> None:
             channel.close()
 
 
-def test_a_sweep_follows_no_link_out_of_the_root(place: Path, tmp_path: Path) -> None:
+def test_a_sweep_follows_no_link_out_of_the_root(place: Path, tmp_path: Path) -> None:  # SPEC 10.4
     roots.prepare_root(place)
     precious = tmp_path / "precious"
     precious.mkdir()

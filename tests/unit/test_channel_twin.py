@@ -116,7 +116,7 @@ def test_memory_and_disk_hold_the_same_bytes_after_the_same_stores(root: Path) -
 
 @pytest.mark.parametrize("line", [b"step 1 0 n=5\n", b"step 1 0 fmt=text\n"])
 @pytest.mark.parametrize("bad", [False, True])
-def test_an_agent_dies_before_each_store_in_turn_and_the_program_sees_one_request(line: bytes, bad: bool) -> None:
+def test_an_agent_dies_before_each_store_in_turn_and_the_program_sees_one_request(line: bytes, bad: bool) -> None:  # SPEC 7.8 7.6
     info = Info.of(SPEC, 0, 1, "0" * 32, 0)
     kill_at = 0
     while True:
@@ -157,7 +157,7 @@ def test_an_agent_dies_before_each_store_in_turn_and_the_program_sees_one_reques
     assert kill_at > 6
 
 
-def test_every_word_of_the_done_request_survives_a_death_during_the_next_one() -> None:
+def test_every_word_of_the_done_request_survives_a_death_during_the_next_one() -> None:  # SPEC 7.13 7.15
     info = Info.of(SPEC, 0, 1, "0" * 32, 0)
     files = MemoryFiles(info)
     agent = adopt_twin(files, info, 1)
