@@ -117,6 +117,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _told(getattr(error, "text", str(error)), getattr(error, "exit_code", 1))
     except (KeyboardInterrupt, click.Abort):
         return 130
+    except SystemExit as end:  # click's own: it has completed a word, or found that the reader of our output has gone
+        if "_PLUGML_COMPLETE" in os.environ:
+            return int(end.code or 0)
+        _drop_output()
+        return 141
     except BrokenPipeError:
         _drop_output()
         return 141

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 
 
 def fill_standard() -> None:
@@ -18,6 +19,10 @@ def fill_standard() -> None:
             # open() gives the lowest free number: it is this one, as those below are taken.
             assert os.open(os.devnull, os.O_RDWR) == number
             os.set_inheritable(number, True)
+    # Python gave up on the closed ones at its start.
+    sys.stdin = sys.stdin or open(0, closefd=False)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)
 
 
 def raise_limit() -> int:

@@ -176,7 +176,7 @@ def run_node(
     """
     raise_limit()
     keep_freed_memory()
-    faulthandler.enable()
+    faulthandler.enable(file=2)
     log = log or LogFile(name)
     log.node = name
     loop = uvloop.new_event_loop()
