@@ -49,9 +49,10 @@ Exit codes: 0 all well; else the first failing worker's own, 128+n if a signal k
 @click.option("-q", "--quiet", is_flag=True, help="Of plugml itself only warnings and errors.")
 @click.option("-v", "--verbose", is_flag=True, help="Say more.")
 @click.option("--json", "as_json", is_flag=True, help="The summary as JSON on stdout; what the programs print goes to stderr.")
+@click.option("--allow-disk", is_flag=True, help="Accept a channel root that is not in memory (slow).")
 @click.option("--check", is_flag=True, help="Say what would happen, and start nothing.")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND [ARGS]...")
-def run(file: str | None, quiet: bool, verbose: bool, as_json: bool, check: bool, **given: Any) -> int:
+def run(file: str | None, quiet: bool, verbose: bool, as_json: bool, allow_disk: bool, check: bool, **given: Any) -> int:
     """Run a serial training program as N workers that train one model together.
 
     Without --cluster it starts a private cluster on this host and takes it down at the end.
@@ -69,7 +70,7 @@ def run(file: str | None, quiet: bool, verbose: bool, as_json: bool, check: bool
     if "cluster" not in flags and os.environ.get("PLUGML_CLUSTER"):
         flags.setdefault("cluster", os.environ["PLUGML_CLUSTER"])
     plan = make_plan(read_toml(file) if file else {}, file or "job.toml", flags, os.getcwd())
-    options = Options(quiet, verbose, as_json)
+    options = Options(quiet, verbose, as_json, allow_disk)
     return check_run(plan, options, os.environ) if check else run_plan(plan, options, os.environ)
 
 

@@ -180,14 +180,19 @@ class Crew:
         return self._warn(f"worker {worker.number} ended with {status} but never pushed: is its program plugged in?")
 
     def _died(self, worker: Worker) -> list[Any]:
-        """A deterministic crash is not retried; death by signal is, up to max_restarts, and then the policy holds."""
+        """A deterministic crash is not retried; death by signal is, up to max_restarts, and then the policy holds.
+
+        Deterministic is an exit code of the program's own, or a fault of its own before its first push.  A kill (out
+        of memory, somebody's hand) may come at any time, and says nothing of the program.
+        """
         status, spec = worker.status, self.plan.spec
         assert status is not None
         exhausted = worker.restarts >= spec.max_restarts
-        if status > 0 or worker.pushes == 0 or (exhausted and spec.on_worker_loss == "stop"):
+        deterministic = status > 0 or (worker.pushes == 0 and status in words.CRASHES)
+        if deterministic or (exhausted and spec.on_worker_loss == "stop"):
             return [self._failure(worker, status)]
 
-        what = f"worker {worker.number} was {words.ending(status)} at clock {worker.clocks}"
+        what = f"worker {worker.number} was {words.ending(status)} {words.when(worker.clocks, worker.pushes)}"
         if not exhausted:
             worker.restarts += 1
             text = f"{what}; restarting it ({worker.restarts} of {words.count(spec.max_restarts, 'restart')})"
@@ -204,8 +209,8 @@ class Crew:
     def _failure(self, worker: Worker, status: int) -> Verdict:
         worker.phase, worker.outcome = ENDED, FAILED
         text = words.failure_lines(
-            worker.number, self._host, self.plan.arguments(worker.number), status, worker.gen, worker.clocks, worker.tail,
-            worker.last_error, f"{self._logs}/w{worker.number}.log",
+            worker.number, self._host, self.plan.arguments(worker.number), status, worker.gen,
+            words.when(worker.clocks, worker.pushes), worker.tail, worker.last_error, f"{self._logs}/w{worker.number}.log",
         )  # fmt: skip
         return Verdict(FAILED, text, words.exit_code(status), f"worker {worker.number}")
 

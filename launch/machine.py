@@ -27,6 +27,7 @@ CONNECTING, REGISTERING, TRAINING, ENDING, SAVING, CLOSING, DONE = (
 )  # fmt: skip
 SIGKILL, SIGTERM = 9, 15
 EX_WORLD, EX_USAGE, EX_NO_CLUSTER, EX_TEMPFAIL = 1, 2, 69, 75
+STARTING_FACTOR = 4
 REASON_MAX = 500  # characters of a reason that go to the master
 
 
@@ -53,7 +54,8 @@ class RunMachine:
         self._number = 0
         self._up = False
         self._registered = False
-        self._gone_us: int | None = now_us + limits.gone_us  # when an agent that is away is given up
+        # When an agent that is away is given up.  One of our own has to be started first, on a host that may be busy.
+        self._gone_us: int | None = now_us + limits.gone_us * (1 if plan.cluster else STARTING_FACTOR)
         self._poll_us: int | None = None
         self._kill_us: int | None = None
         self._patience_us: int | None = None  # an end does not wait for ever for somebody's word
@@ -154,7 +156,7 @@ class RunMachine:
         gone = self.crew.desert()
         away = words.span(self.limits.gone_us)
         if self.phase == CONNECTING:
-            return [Verdict(FAILED, f"no agent answers for {away}; see `plugml status`", EX_NO_CLUSTER)]
+            return [Verdict(FAILED, "no agent answers; see `plugml status`", EX_NO_CLUSTER)]
         text = f"the agent has not come back for {away}: code=GONE to the programs; run again from the last checkpoint"
         out = [*gone, Verdict(FAILED, text, EX_TEMPFAIL)]
         if self.phase == SAVING:

@@ -53,6 +53,7 @@ class Options(NamedTuple):
     quiet: bool = False
     verbose: bool = False
     json: bool = False
+    allow_disk: bool = False
 
 
 def now_us() -> int:
@@ -160,7 +161,11 @@ class Run:
         channel = self.channels.pop((effect.worker, effect.gen), None)
         if channel is not None:
             self.loop.remove_reader(channel.req_fd)
-            channel.close()
+            try:
+                channel.close()
+            except OSError as error:  # somebody still writes into it
+                self.say("warn", f"{channel.directory} could not be removed: {error.strerror}")
+                channel.close(remove=False)
 
     def _declare_gone(self, effect: e.DeclareGone) -> None:
         channel = self.channels.get((effect.worker, effect.gen))
@@ -301,6 +306,11 @@ class Run:
 
     # -- the end --------------------------------------------------------------------------------------------------------
 
+    def abandon(self) -> None:
+        """There will be no run after all."""
+        self._tidy()
+        self.screen.close(CLOSE_LIMIT_S)
+
     def _tidy(self) -> None:
         """Nothing is left running or lying about, whatever brought us here."""
         self.driver.close()
@@ -339,5 +349,5 @@ def look_at(directory: Path) -> tuple[bool, bool]:
     try:
         with (directory / "cmd").open("rb") as file:
             return file.read(1) not in (b"", b"\0"), True
-    except FileNotFoundError:
-        return False, False
+    except OSError as error:
+        return False, not isinstance(error, FileNotFoundError)

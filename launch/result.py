@@ -15,6 +15,7 @@ import shutil
 import tempfile
 import zipfile
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def claim(plan: RunPlan) -> tuple[RunPlan, Place]:
         made = _make(directory, plan)
         fd = _lock(directory, own_name)
         if fd >= 0:
-            return candidate, Place(directory, fd, made)
+            return replace(candidate, result_dir=str(directory)), Place(directory, fd, made)
     raise UsageError(f"{plan.result} and {NAMES_MAX - 1} like it exist already: choose a name with --name, or a place with --result DIR")
 
 

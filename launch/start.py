@@ -23,7 +23,7 @@ from .environment import thread_note
 from .guard import Guard
 from .main import Options, Run
 from .plan import RunPlan
-from .result import claim
+from .result import Place, claim
 
 
 def check_run(plan: RunPlan, options: Options, environ: Mapping[str, str]) -> int:
@@ -57,7 +57,7 @@ def run_plan(plan: RunPlan, options: Options, environ: Mapping[str, str]) -> int
         file, note = cluster_of(plan, environ)
         plan, place = claim(plan)
         try:
-            run = Run(_signed(plan), options, environ, place, file.root, loop, guard)
+            run = Run(_signed(plan, place), options, environ, place, file.root, loop, guard)
             return _on_ground(run, file, [*notes, note])
         finally:
             place.release()
@@ -87,9 +87,16 @@ def _on_ground(run: Run, file: ClusterFile, notes: list[str]) -> int:
     for directory in (file.root, file.state):
         run.guard.remove(str(directory))
     say = functools.partial(run.say, "info")
-    cluster = LocalCluster(run.loop, file, run.environ, servers=run.plan.servers, private=True, verbose=run.options.verbose, say=say)
+    options = run.options
+    cluster = LocalCluster(
+        run.loop, file, run.environ, servers=run.plan.servers, private=True, allow_disk=options.allow_disk, verbose=options.verbose, say=say
+    )
     cluster.on_news = run.on_cluster_news
-    cluster.start()
+    try:
+        cluster.start()
+    except BaseException:
+        run.abandon()
+        raise
     waiting = run.loop.create_task(cluster.wait_ready())
     try:
         run.train()
@@ -100,11 +107,10 @@ def _on_ground(run: Run, file: ClusterFile, notes: list[str]) -> int:
     return run.closing()
 
 
-def _signed(plan: RunPlan) -> RunPlan:
-    """The job says who runs it; the random word keeps two equal jobs apart."""
-    return plan.with_settings(
-        command=words.command_line(plan.commands[0]), host=host.host_name(), pid=os.getpid(), run=secrets.token_hex(8)
-    )
+def _signed(plan: RunPlan, place: Place) -> RunPlan:
+    """The job says who runs it and where its logs are; the random word keeps two equal jobs apart."""
+    command, run = words.command_line(plan.commands[0]), secrets.token_hex(8)
+    return plan.with_settings(command=command, host=host.host_name(), pid=os.getpid(), run=run, logs=str(place.logs))
 
 
 def _threads(plan: RunPlan, environ: Mapping[str, str]) -> str:

@@ -19,7 +19,7 @@ SIGNALS = {
     10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM", 24: "SIGXCPU", 25: "SIGXFSZ",
     31: "SIGSYS",
 }  # fmt: skip
-_CRASHES = (-4, -6, -7, -8, -11)
+CRASHES = (-4, -6, -7, -8, -11)  # what a program does to itself
 #: What the launcher waits for while the agent has not answered.
 WAITS = {
     "register": "waiting for a master to register the job",
@@ -79,6 +79,11 @@ def signal_name(signum: int) -> str:
 def ending(status: int) -> str:
     """How a process ended: `exit code 3`, `killed by SIGSEGV`."""
     return f"exit code {status}" if status >= 0 else f"killed by {signal_name(-status)}"
+
+
+def when(clock: int, pushes: int) -> str:
+    """How far a worker had come: `at clock 4`, `before its first push`."""
+    return f"at clock {clock}" if pushes or clock else "before its first push"
 
 
 def exit_code(status: int) -> int:
@@ -149,10 +154,10 @@ def wait_line(job: str, clock: int, worker: int, silent_us: int, spoke: bool, st
 
 
 def failure_lines(
-    worker: int, host: str, command: Sequence[str], status: int, gen: int, clock: int, tail: Sequence[str], last_error: str, log: str
+    worker: int, host: str, command: Sequence[str], status: int, gen: int, when: str, tail: Sequence[str], last_error: str, log: str
 ) -> str:
     """Everything that a person needs about a program that failed."""
-    lines = [f"worker {worker} on {host} failed: {ending(status)}, generation {gen}, at clock {clock}"]
+    lines = [f"worker {worker} on {host} failed: {ending(status)}, generation {gen}, {when}"]
     lines.append(f"  command: {command_line(command)}")
     if last_error:
         lines.append(f"  its last error from plugml: {last_error}")
@@ -176,7 +181,7 @@ def hint(status: int) -> str:
         return "137 is a shell's word for SIGKILL: was memory short? (dmesg tells) fewer workers need less"
     if status == -9:
         return "was memory short? (dmesg tells) fewer workers need less"
-    if status in _CRASHES:
+    if status in CRASHES:
         return "run the same command alone, without plugml run, under a debugger: it runs unplugged there"
     return "run the same command alone, without plugml run: it runs unplugged there"
 

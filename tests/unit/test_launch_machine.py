@@ -216,6 +216,12 @@ def test_death_by_signal_before_the_first_push_is_not_retried() -> None:
     assert "killed by SIGSEGV" in t.text
 
 
+def test_a_kill_before_the_first_push_says_nothing_of_the_program() -> None:
+    t = Theatre(workers=1).start()
+    t.exit(0, -9)
+    assert "worker 0 was killed by SIGKILL before its first push; restarting it" in t.text and t.running == {0: 2}
+
+
 def test_death_by_signal_is_retried_as_a_new_generation_at_its_clock() -> None:
     t = Theatre().start()
     t.train(4)
@@ -356,7 +362,9 @@ def test_an_agent_gone_for_good_is_told_to_the_programs() -> None:
 def test_an_agent_that_never_comes() -> None:
     t = Theatre()
     t.tell(e.AgentDown("no such file"))
-    t.wait(31)
+    t.wait(110)
+    assert t.finish is None and "waiting for the agent" in t.text
+    t.wait(11)
     ends(t, 69, "failed")
 
 

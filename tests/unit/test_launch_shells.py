@@ -42,6 +42,7 @@ def test_a_default_place_gets_a_suffix_and_an_empty_one_goes_away(tmp_path: Path
     first_plan, first = claim(plan(tmp_path))
     second_plan, second = claim(plan(tmp_path))
     assert (first_plan.spec.name, second_plan.spec.name) == ("t", "t-2")
+    assert first_plan.renamed("other").result == first_plan.result, "the place stays when the job has to take another name"
     assert first_plan.result == str(first.directory) != str(second.directory)
     (first.directory / "w0" / "mine").write_text("x")
     first.release()
