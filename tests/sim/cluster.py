@@ -7,7 +7,6 @@ or the run fails with the reasons that the machines give.
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -20,13 +19,13 @@ from plugml.master.effects import StoreCas, StoreDone
 
 from . import machines
 from .host import Host
+from .jobrun import JobRun
 from .launcher import Launcher
 from .network import Network
 from .process import Process
 from .store import MemoryStore
 from .supervisor import Supervisor, Watched
 from .weather import GENS_WORN, Plan
-from .workload import Ledger
 from .world import Violation, World
 
 HEALED_US_MAX = 90 * SECOND  # simulated time that pending work may take once the weather is over
@@ -36,7 +35,6 @@ FINDINGS = (
     ArithmeticError, AssertionError, AttributeError, BufferError, LookupError, NameError, OSError, PlugmlError, RuntimeError,
     TypeError, ValueError, Violation, struct.error,
 )  # fmt: skip
-LOST_BY_NAME = re.compile(r"server s\d+ held the only copy of \d+ range")
 
 
 class Cluster:
@@ -46,26 +44,30 @@ class Cluster:
         assert plan.spec is not None
         self.world = world
         self.plan = plan
-        self.ledger = Ledger(world.seed, plan)
         self.network = Network(world, plan.network)
         self.store = MemoryStore(world, plan.store_unknown)
         self.stormy = True
-        self.outcome = ""
         self._connections = 0
-        self._asked_export = False
         self._server_died = False
         self.hosts = [Host(world, f"h{number}") for number in range(plan.agents)]
+        for host in self.hosts:
+            host.full_rate = plan.param_full
         self.master = self._process("m0", self._make_master, self._master_performers, fixed_name=True)
         self.servers = [self._process(f"s{i}", self._make_server, lambda process: machines.server_performers()) for i in range(plan.servers)]
         self.supervisor = self._process("u0", lambda process: Supervisor(plan.limits), lambda process: {}) if plan.supervised else None
         self.agents = [self._agent(number, host) for number, host in enumerate(self.hosts)]
-        self.launchers = [
-            Launcher(
-                world, host, agent, plan, self.ledger, [w for w in range(plan.workers) if w % plan.agents == number],
-                self._draw_connection,
-            )
-            for number, (host, agent) in enumerate(zip(self.hosts, self.agents))
-        ]  # fmt: skip
+        self.runs = [self._run_of(plan, world.seed), *(self._run_of(other, world.seed + 1) for other in plan.others)]
+        self._rounds = plan.rounds - 1
+
+    @property
+    def launchers(self) -> list[Launcher]:
+        return [launcher for run in self.runs for launcher in run.launchers]
+
+    def _run_of(self, plan: Plan, seed: int) -> JobRun:
+        return JobRun(self.world, plan, seed, list(zip(self.hosts, self.agents)), self._draw_connection, self._may_be_lost)
+
+    def _may_be_lost(self) -> bool:
+        return self._server_died or bool(self.plan.cut_us or self.plan.pause_us or self.plan.network.drop)
 
     # -- processes
 
@@ -91,13 +93,18 @@ class Cluster:
                     process.feed("", event)
 
             known = host.performers(ear, lambda array: self.network.is_lent(process, array))
-            known[fx.Tell] = lambda effect: self.launchers[number].told(name, effect.connection, effect.document)
+            known[fx.Tell] = lambda effect: self._tell(process, name, effect)
             return known
 
         agent = self._process(f"a{number}", make, performers)
         agent.crash_rate = self.plan.effect_crash
         self.master.crash_rate = self.plan.effect_crash
         return agent
+
+    def _tell(self, agent: Process, name: str, effect: fx.Tell) -> None:
+        for launcher in self.launchers:
+            if launcher.agent is agent:
+                launcher.told(name, effect.connection, effect.document)
 
     def _make_server(self, process: Process) -> Any:
         return machines.make_server(process, self.plan.limits)
@@ -121,9 +128,11 @@ class Cluster:
     def _died(self, process: Process) -> None:
         if process.stopped is not None:
             raise Violation(f"{process.name} stopped by itself: {process.stopped}")
-        for host, agent, launcher in zip(self.hosts, self.agents, self.launchers):
+        for host, agent in zip(self.hosts, self.agents):
             if agent is process:
                 host.forget_agent()
+        for launcher in self.launchers:
+            if launcher.agent is process:
                 self.world.after(self.world.draw(10, 500), launcher.agent_died)
         if self.supervisor is not None and process is not self.master and self.world.happens(0.7):
             self.supervisor.feed("", Watched(process.name, -9))
@@ -148,8 +157,8 @@ class Cluster:
         else:
             for process in processes:
                 self._start_again(process)
-        for launcher in self.launchers:
-            self.world.after(self.world.draw(0, 300_000), launcher.start)
+        for run in self.runs:
+            run.start()
         self._plan_weather()
 
     def _plan_weather(self) -> None:
@@ -179,7 +188,7 @@ class Cluster:
 
     def _worn(self) -> bool:
         """The counting table has no room for many more generations: the weather spares agents and programs."""
-        if self.ledger.newest_gen < GENS_WORN:
+        if max(run.ledger.newest_gen for run in self.runs) < GENS_WORN:
             return False
         for agent in self.agents:
             agent.crash_rate = 0.0
@@ -244,19 +253,19 @@ class Cluster:
     # -- a run
 
     def run(self) -> str:
-        """Both phases; returns `finished` or `lost`, raises one of FINDINGS."""
+        """Both phases; returns how the jobs ended, raises one of FINDINGS."""
         self.start()
         self.world.run_until(self._over, self.plan.weather_us)
         self.heal()
         if not self.world.run_until(self._over, self.world.now_us + HEALED_US_MAX):
             raise Violation("the weather is over and still:\n  " + "\n  ".join(self.waits()))
-        self.ledger.judge()
-        if self.outcome == "finished":
+        outcomes = sorted({run.outcome for run in self.runs})
+        if outcomes == ["finished"]:
             self._check_nothing_left()
         for process in [self.master, *self.servers, *self.agents]:
             if process.alive:
                 self.world.fold(process.machine.digest())
-        return self.outcome
+        return "+".join(outcomes)
 
     def _check_nothing_left(self) -> None:
         """The job has ended: its channels are swept, its memory is given back, nothing is owed to anybody."""
@@ -270,7 +279,7 @@ class Cluster:
 
     def _left(self) -> list[str]:
         kept = ["channels", "busy", "unanswered_bytes"]
-        if not self.world.faults.get("server crash"):  # of a lost job the other servers keep what they have
+        if not self._server_died:  # of a lost job the other servers keep what they have
             kept += ["jobs", "ranges", "bytes"]
         return [
             f"{process.name}: {name} {counters[name]}"
@@ -283,48 +292,30 @@ class Cluster:
         self.world.note("weather", "HEALED")
         self.stormy = False
         self.network.heal()
+        for host in self.hosts:
+            host.full_rate = 0.0
         self.store.unknown_rate = 0.0
         for process in [self.master, *self.servers, *self.agents]:
             process.crash_rate = process.linger_rate = 0.0
             self._start_again(process)
 
     def _over(self) -> bool:
-        """Steps of the end: all workers finished, values exported and judged, the job ended; or the job is lost."""
-        if self.outcome:
-            return True
-        if any(launcher.job_state == "lost" for launcher in self.launchers):
-            return self._lost()
-        if not all(launcher.alive and launcher.done for launcher in self.launchers):
+        """All jobs have ended; the first one may be run once more under its name."""
+        over = [run.over() for run in self.runs]
+        if not all(over):
             return False
-        if not self._asked_export:
-            self._asked_export = True
-            self.launchers[0].export("/result", self._judge_export)
-        return False
-
-    def _judge_export(self, answer: dict[str, Any]) -> None:
-        self.ledger.judge_export(self.hosts[0].exported["/result"], int(answer["clock"]), final=True)
-        self.launchers[0].end_job(self._ended)
-
-    def _ended(self, answer: dict[str, Any]) -> None:
-        self.outcome = "finished"
-
-    def _lost(self) -> bool:
-        """One copy and its server is gone: the job must say so by name, and every program must have been told."""
-        reasons = [launcher.reason for launcher in self.launchers if launcher.job_state == "lost"]
-        for reason in reasons:
-            if not LOST_BY_NAME.search(reason):
-                raise Violation(f"the job is lost, but the reason names nobody: {reason!r}")
-        if not self._server_died and not (self.plan.cut_us or self.plan.pause_us or self.plan.network.drop):
-            raise Violation(f"no server died or was out of reach, but the job is lost: {reasons[0]}")
-        if any(program.alive for launcher in self.launchers for program in launcher.programs.values()):
+        if self._rounds and self.runs[0].outcome == "finished":
+            self._rounds -= 1
+            self.world.reached("a second run of a job's name")
+            self.runs[0].close()
+            self.runs[0] = self._run_of(self.plan, self.world.seed + 2)
+            self.runs[0].start()
             return False
-        self.world.reached("job lost, by name")
-        self.outcome = "lost"
         return True
 
     def waits(self) -> list[str]:
         """Why the run does not end, in the words of launchers and machines."""
-        lines = [line for launcher in self.launchers for line in launcher.waits()]
+        lines = [line for run in self.runs for line in run.waits()]
         for process in [self.master, *self.servers, *self.agents]:
             reasons = getattr(process.machine, "reasons", None)
             if process.alive and reasons is not None:

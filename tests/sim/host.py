@@ -20,6 +20,7 @@ from plugml.shm_protocol.page import CLOSED, OFFSET, RECORD_BYTES, read_moving
 from plugml.shm_protocol.twin import MemoryFiles, adopt_twin
 
 from .process import Killed
+from .workload import FILED
 from .world import Violation, World
 
 
@@ -30,28 +31,34 @@ class Files(MemoryFiles):
         super().__init__(info)
         self.name = name
         self.done_seq = 0
-        self.param_sum = crc32(self.contents["param"])  # when done_seq moved last
+        self.param_sum = self._sum()  # when done_seq moved last
+        self.is_full: Callable[[], bool] = lambda: False
         self.answers: dict[int, bytes] = {}  # seq -> its first reply
 
     def write(self, name: str, offset: int, data: Any) -> None:
-        if name == "param":
-            self._check_param(offset, memoryview(data).nbytes)
+        if name in ("param", "param.txt"):
+            self._check_param(name, offset, memoryview(data).nbytes)
+            if self.is_full():
+                raise RequestError(Code.NOSPC, f"{name} cannot be written: No space left on device")
         super().write(name, offset, data)
         if name == "ctl" and offset == OFFSET["done_seq"]:
             self._check_done(int.from_bytes(bytes(data), "little"))
 
-    def _check_param(self, offset: int, nbytes: int) -> None:
+    def _check_param(self, name: str, offset: int, nbytes: int) -> None:
         words = read_moving(bytes(self.contents["ctl"]))
         if words.cur_seq != words.done_seq + 1:
-            raise Violation(f"{self.name}: param written after done_seq = {words.done_seq} (cur_seq {words.cur_seq})")
-        if offset + nbytes > len(self.contents["param"]):
+            raise Violation(f"{self.name}: {name} written after done_seq = {words.done_seq} (cur_seq {words.cur_seq})")
+        if name == "param" and offset + nbytes > len(self.contents["param"]):
             raise Violation(f"{self.name}: {nbytes} bytes at {offset} leave param")
 
     def _check_done(self, seq: int) -> None:
         if seq != self.done_seq + 1:
             raise Violation(f"{self.name}: done_seq goes from {self.done_seq} to {seq}")
         self.done_seq = seq
-        self.param_sum = crc32(self.contents["param"])
+        self.param_sum = self._sum()
+
+    def _sum(self) -> int:
+        return crc32(self.contents["param.txt"], crc32(self.contents["param"]))
 
     def send(self, record: bytes) -> bool:
         """A reply: done_seq comes first, and a repeat says the same."""
@@ -70,7 +77,7 @@ class Files(MemoryFiles):
         return super().send(record)
 
     def check_param_untouched(self) -> None:
-        if crc32(self.contents["param"]) != self.param_sum:
+        if self._sum() != self.param_sum:
             raise Violation(f"{self.name}: param changed after done_seq = {self.done_seq}")
 
 
@@ -110,6 +117,7 @@ class Host:
         self.exported: dict[str, dict[str, bytes]] = {}  # by directory: the newest complete export
         self.stores = 0  # of the agent, over all incarnations
         self.die_at_store: int | None = None
+        self.full_rate = 0.0  # chance that `param` cannot be written
         self._watched: dict[str, Callable[[Any], None]] = {}  # the live agent's ears
         self._served: dict[str, AgentChannel] = {}
 
@@ -124,6 +132,7 @@ class Host:
             return self.channels[info.directory_name]
         channel = Channel(info)
         channel.files.on_store = self._count_store
+        channel.files.is_full = self._is_full
         self.channels[channel.name] = channel
         return channel
 
@@ -168,6 +177,12 @@ class Host:
     def sweep(self, channel: Channel) -> None:
         channel.swept = True
         self.channels.pop(channel.name, None)
+
+    def _is_full(self) -> bool:
+        full = self.world.happens(self.full_rate)
+        if full:
+            self.world.fault("param full")
+        return full
 
     def _count_store(self) -> None:
         if self.die_at_store is not None and self.stores >= self.die_at_store:
@@ -224,21 +239,53 @@ class _Performer:
         self.ear = ear
         self.is_lent = is_lent
         self.buffers: dict[str, np.ndarray[Any, Any]] = {}
+        self.refused: dict[str, None] = {}  # channels whose values could not be written
 
     def table(self) -> dict[type[Any], Callable[[Any], Any]]:
+        served = self.host.served
         return {
             fx.OpenChannel: lambda effect: self.host.adopt(effect.channel, self.ear),
-            fx.ReadCmd: self.read_cmd, fx.ReadPush: self.read_push,
-            fx.SetCurrent: lambda effect: self.host.served(effect.channel).set_current(effect.seq),
-            fx.WriteParam: self.write_param, fx.WriteText: self.write_text,
-            fx.WriteResult: lambda effect: self.host.served(effect.channel).write_result(*effect[1:]),
-            fx.WriteError: lambda effect: self.host.served(effect.channel).write_error(effect.text),
-            fx.SetDone: lambda effect: self.host.served(effect.channel).set_done(effect.seq),
-            fx.Reply: self.reply,
-            fx.SetState: lambda effect: self.host.served(effect.channel).set_state(effect.state),
-            fx.CloseChannel: self.host.close,
+            fx.ReadCmd: self.read_cmd, fx.ReadPush: self.read_push, fx.ReadFiles: self.read_files,
+            fx.SetCurrent: lambda effect: served(effect.channel).set_current(effect.seq),
+            fx.WriteParam: self.unless_refused(lambda effect: served(effect.channel).write_param(effect.offset, effect.buffer)),
+            fx.WriteText: self.unless_refused(lambda effect: served(effect.channel).write_text(effect.buffer)),
+            fx.WriteResult: self.unless_refused(lambda effect: served(effect.channel).write_result(*effect[1:])),
+            fx.WriteError: self.write_error,
+            fx.SetDone: self.unless_refused(lambda effect: served(effect.channel).set_done(effect.seq)),
+            fx.Reply: self.unless_refused(self.reply),
+            fx.SetState: lambda effect: served(effect.channel).set_state(effect.state),
+            fx.CloseChannel: self.close,
             fx.MakeExport: self.make_export, fx.WriteExport: self.write_export, fx.EndExport: self.end_export,
         }  # fmt: skip
+
+    def unless_refused(self, perform: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """After a failed write, what was decided before the machine heard of it is passed over, up to its WriteError."""
+
+        def performed(effect: Any) -> Any:
+            if effect.channel in self.refused:
+                return None
+            try:
+                return perform(effect)
+            except RequestError as error:
+                self.refused[effect.channel] = None
+                return fx.ParamFailed(effect.channel, error.code, error.text)
+
+        return performed
+
+    def write_error(self, effect: fx.WriteError) -> None:
+        self.refused.pop(effect.channel, None)
+        self.host.served(effect.channel).write_error(effect.text)
+
+    def close(self, effect: fx.CloseChannel) -> None:
+        self.refused.pop(effect.channel, None)
+        self.host.close(effect)
+
+    def read_files(self, effect: fx.ReadFiles) -> Any:
+        """Files with first values: each number is FILED."""
+        buffer = np.zeros(effect.nbytes, np.uint8)
+        for _path, offset, nbytes in effect.files:
+            buffer[offset : offset + nbytes] = np.frombuffer(np.full(nbytes // 8, FILED).tobytes(), np.uint8)
+        return fx.FilesRead(effect.channel, buffer)
 
     def read_cmd(self, effect: fx.ReadCmd) -> Any:
         try:
@@ -257,20 +304,6 @@ class _Performer:
         except RequestError as error:
             return fx.PushRead(effect.channel, None, error.code, error.text)
         return fx.PushRead(effect.channel, buffer)
-
-    def write_param(self, effect: fx.WriteParam) -> Any:
-        try:
-            self.host.served(effect.channel).write_param(effect.offset, effect.buffer)
-        except RequestError as error:
-            return fx.ParamFailed(effect.channel, error.code, error.text)
-        return None
-
-    def write_text(self, effect: fx.WriteText) -> Any:
-        try:
-            self.host.served(effect.channel).write_text(effect.buffer)
-        except RequestError as error:
-            return fx.ParamFailed(effect.channel, error.code, error.text)
-        return None
 
     def reply(self, effect: fx.Reply) -> Any:
         if not self.host.served(effect.channel).reply(effect.record):

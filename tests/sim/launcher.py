@@ -203,16 +203,25 @@ class Launcher:
             return
         if asked["op"] in ("exited", "opened"):
             return  # the channel is gone already
-        if answer.get("code") == "STOP" and asked["op"] == "register":
-            self._repeat()  # the job has ended meanwhile; the agent knows it by its number now
-            return
-        if answer.get("code") == "STOP" and asked["op"] == "export":
+        if answer.get("code") in ("STOP", "GONE"):
+            self._ended_already(asked, answer)
             return
         if answer.get("code") == "AGAIN":
             self._pending[asked["id"]] = (asked, then)
             self.world.after(RETRY_US, self._write, asked)
             return
         raise Violation(f"the agent refused {asked}: {answer}")
+
+    def _ended_already(self, asked: dict[str, Any], answer: dict[str, Any]) -> None:
+        """The job is finished or has failed: what is still asked is answered so."""
+        if answer["code"] == "GONE":
+            self._job_news("failed", str(answer.get("text", "")))
+        if asked["op"] == "register":
+            self._repeat()  # the agent knows the job by its number now
+        elif asked["op"] == "attach":
+            self.starting = [worker for worker in self.starting if worker != asked["worker"]]
+        elif asked["op"] != "export":
+            raise Violation(f"the agent refused {asked}: {answer}")
 
     # -- workers
 

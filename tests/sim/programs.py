@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from plugml.core.job import JobSpec
+
 from .checkers import Stream
 from .host import Channel, Host
 from .weather import Plan
-from .workload import Ledger, end_clock, turn_of
+from .workload import Ledger, end_clock
 from .world import Violation, World
 
 Steps = Generator[int, None, Any]  # yields microseconds until the next step, or WAIT for the bell
@@ -44,6 +46,28 @@ def parse(record: bytes) -> Answer:
     return Answer(words[0] == "ok", int(words[1]), int(words[2]), rest)
 
 
+def to_text(spec: JobSpec, data: bytes | bytearray) -> bytes:
+    """One number a line, all dense tables one after the other."""
+    lines: list[str] = []
+    for place in spec.layout.places:
+        lines += map(repr, np.frombuffer(data, place.table.numpy_dtype, place.table.count, place.offset).tolist())
+    return ("\n".join(lines) + "\n").encode()
+
+
+def from_text(spec: JobSpec, text: bytes) -> bytes:
+    """Back into the layout of `param`."""
+    data = bytearray(spec.layout.nbytes)
+    words, at = text.split(), 0
+    for place in spec.layout.places:
+        kind = int if place.table.dtype == "i64" else float
+        values = np.array([kind(word) for word in words[at : at + place.table.count]], place.table.numpy_dtype)
+        data[place.offset : place.offset + place.table.nbytes] = values.tobytes()
+        at += place.table.count
+    if at != len(words):
+        raise Violation(f"param.txt holds {len(words)} numbers instead of {at}")
+    return bytes(data)
+
+
 class Program:
     """One incarnation of one worker's program."""
 
@@ -59,6 +83,7 @@ class Program:
         self.stream: Stream = (channel.worker, channel.gen)
         self.clock = clock
         self.seq = 0
+        self.text = world.happens(plan.texts)  # numbers as lines of text
         self.pushed = 0  # pushes begun by this generation
         self.acked = 0
         self.ticked = 0  # own pushes in clocks that this generation has ticked
@@ -126,7 +151,10 @@ class Program:
         return self._delay()
 
     def _write_grad(self, data: bytes | bytearray) -> Steps:
-        grad = self.channel.files.contents["grad"]
+        """The dense tables, laid out like `grad`, in a few stores."""
+        if self.text:
+            data = to_text(self.ledger.spec, data)
+        grad = self.channel.files.contents["grad.txt" if self.text else "grad"]
         if len(grad) != len(data):
             grad[:] = bytes(len(data))
             yield self._store()
@@ -144,6 +172,9 @@ class Program:
         cmd = channel.files.contents["cmd"]
         cmd[:] = content[:cut]  # a shell truncates first; a reader may see half a line
         yield self._store()
+        if self.world.happens(self.plan.stale_bells):
+            self.world.fault("stale bell")
+            self.host.ring(channel)
         if commits_push:
             self.pushed += 1
             self.ledger.begin(self.stream)
@@ -163,12 +194,18 @@ class Program:
         self.waiting_since_us = None
         if answer.ok:
             channel.files.check_param_untouched()
+        if self.world.happens(self.plan.stale_bells):
+            self.world.fault("stale bell")
+            self.host.ring(channel)  # once more, with the line that was answered
         return answer
 
     def _next(self, verb: str, words: str = "", pushes: bool = False) -> Steps:
         """One request that must be answered ok."""
         self.seq += 1
+        words += " fmt=text" if self.text and verb not in ("clock", "bye") else ""
         answer = yield from self._request(f"{verb} {self.seq} {self.clock}{words}", pushes)
+        if answer.code == "NOSPC" and verb in ("init", "pull", "pushpull", "step"):
+            answer = yield from self._pull_what_had_no_room(self.clock + (verb == "step"))
         if not answer.ok:
             raise Failed(f"{answer.code}: {self.channel.error}")
         if pushes:
@@ -176,8 +213,18 @@ class Program:
             self.ledger.ack(self.stream)
         return answer
 
+    def _pull_what_had_no_room(self, clock: int) -> Steps:
+        """The request was carried out, only its values could not be written: get them until there is room."""
+        while True:
+            yield self._delay()
+            self.seq += 1
+            answer = yield from self._request(f"pull {self.seq} {clock}" + (" fmt=text" if self.text else ""))
+            if answer.code != "NOSPC":
+                return answer
+
     def _read(self, clock: int, started: tuple[int, dict[Stream, int]], own: int) -> None:
-        param = bytes(self.channel.files.contents["param"])
+        contents = self.channel.files.contents
+        param = from_text(self.ledger.spec, bytes(contents["param.txt"])) if self.text else bytes(contents["param"])
         self.ledger.read(self.stream, clock, started[0], self.world.now_us, own, started[1], param)
 
     def _now(self) -> tuple[int, dict[Stream, int]]:
@@ -210,7 +257,7 @@ class Program:
         yield from self._next("bye")
 
     def _one_clock(self) -> Steps:
-        turn = turn_of(self.ledger.seed, self.stream[0], self.clock)
+        turn = self.ledger.turn(self.stream[0], self.clock)
         last = len(turn.weights) - 1
         for number, weight in enumerate(turn.weights):
             data = self.ledger.gradient(self.stream, self.clock, number, self.pushed + 1)
@@ -237,7 +284,7 @@ class Program:
 
     def _mischief(self) -> Steps:
         """A request that must be refused, by name, and change nothing."""
-        kinds = ("SEQ", "SEQ clock", "NONFINITE", "SIZE", "FORMAT")
+        kinds = ("SEQ", "SEQ clock", "FORMAT") if self.text else ("SEQ", "SEQ clock", "FORMAT", "NONFINITE", "SIZE")
         kind = kinds[self.world.draw(0, len(kinds) - 1)]
         self.ledger.refusals += 1
         seq = self.seq + 1

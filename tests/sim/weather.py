@@ -5,7 +5,7 @@ A swarm: each run has a few faults of its own, because a run with all of them at
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from plugml.core.job import JobSpec
 from plugml.core.limits import KIB, Limits, drawn
@@ -24,6 +24,7 @@ JOB = "train"
 class Plan:
     """Everything that a run has decided beforehand."""
 
+    job: str = JOB
     servers: int = 2
     agents: int = 1
     workers: int = 2
@@ -54,6 +55,12 @@ class Plan:
     write_pieces: int = 1  # stores into which a program's write of `grad` is cut
     ends_early: float = 0.0  # chance that a worker has fewer clocks than the others
     shuffled_start: bool = False  # processes start in any order
+    texts: float = 0.0  # chance of a program to speak in text
+    stale_bells: float = 0.0  # chance of a bell without a request
+    param_full: float = 0.0  # chance that `param` cannot be written
+    overflow_clock: int = -1  # clock whose pushes together leave the range of their numbers
+    rounds: int = 1  # runs of the first job's name, one after the other
+    others: list[Plan] = field(default_factory=list)  # further jobs at the same time
 
 
 def draw_plan(world: World) -> Plan:
@@ -84,9 +91,33 @@ def draw_plan(world: World) -> Plan:
     plan.ends_early = _rate(world, 0.5)
     plan.shuffled_start = world.happens(0.5)
     plan.think_us = (500, (2_000, 20_000, 200_000)[draw(0, 2)])
+    plan.texts = _rate(world, 0.5)
+    plan.stale_bells = _rate(world, 0.2)
+    plan.param_full = _rate(world, 0.01)
     if world.happens(0.12):
         plan.server_crash_at_us = draw(200_000, plan.weather_us)
+    if world.happens(0.15):
+        plan.rounds = 2
+    if world.happens(0.2):
+        other = replace(plan, job="other", workers=draw(1, 3), clocks=draw(2, 10), replicas=draw(1, 3), rounds=1)
+        other.spec = draw_spec(world, other)
+        plan.others = [other]
+    if world.happens(0.06):
+        _doom(world, plan)
     return plan
+
+
+def _doom(world: World, plan: Plan) -> None:
+    """Two workers push so much in one clock that their sum is no number any more."""
+    plan.workers, plan.ends_early = max(2, plan.workers), 0.0
+    plan.spec = draw_spec(world, plan, "bsp")
+    tables = tuple(
+        replace(table, optimizer="add", settings={}, dtype="f64", combine="sum", init="zeros", init_settings={})
+        if table.name == "exact" else table
+        for table in plan.spec.tables
+    )  # fmt: skip
+    plan.spec = replace(plan.spec, tables=tables)
+    plan.overflow_clock = world.draw(0, plan.clocks - 1)
 
 
 def _rate(world: World, most: float) -> float:
@@ -101,10 +132,14 @@ def draw_spec(world: World, plan: Plan, consistency: str = "") -> JobSpec:
     tables = [_counting_table(world, plan), _exact_table(world, consistency)]
     if world.happens(0.3):
         tables.append(TableSpec("offered", (draw(1, 200),), dtype="f64", optimizer="add", init="program", combine="sum"))
+    if world.happens(0.2):
+        tables.append(
+            TableSpec("filed", (draw(1, 100),), dtype="f64", optimizer="add", init="file", init_settings={"path": "/first/filed.bin"}, combine="sum")
+        )
     if world.happens(0.3):
         tables.reverse()
     return JobSpec(
-        JOB, plan.workers, tuple(tables), seed=draw(0, 1000), consistency=consistency,
+        plan.job, plan.workers, tuple(tables), seed=draw(0, 1000), consistency=consistency,
         combine=("mean", "sum")[draw(0, 1)], max_restarts=GENS,
     )  # fmt: skip
 

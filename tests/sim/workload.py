@@ -21,6 +21,7 @@ from .checkers import Issued, Pull, Staged, Stream
 from .weather import GENS, Plan
 
 Array = np.ndarray[Any, Any]
+FILED = 77.0  # every number of the file that gives first values
 
 
 class Turn(NamedTuple):
@@ -30,14 +31,14 @@ class Turn(NamedTuple):
     style: str  # step: push.., step | parts: push.., clock, pull | mixed: push.., pushpull, clock
 
 
-def turn_of(seed: int, worker: int, clock: int) -> Turn:
+def turn_of(seed: int, worker: int, clock: int, at_least: int = 0) -> Turn:
     """The same for every generation of the worker."""
     chance = Random(mix(mix(seed) + worker * 1_000 + clock))
     style = ("step", "step", "step", "parts", "mixed")[chance.randrange(5)]
     pushes = 1 if style == "step" else chance.randrange(3)
     if chance.randrange(4) == 0:
         pushes += 1
-    return Turn(tuple(float(chance.randrange(1, 6)) for _ in range(pushes)), style)
+    return Turn(tuple(float(chance.randrange(1, 6)) for _ in range(max(pushes, at_least))), style)
 
 
 def end_clock(seed: int, plan: Plan, worker: int) -> int:
@@ -70,6 +71,7 @@ class Ledger:
         self.equal: dict[int, tuple[Stream, bytes]] = {}
         self.expected: dict[str, list[Array]] = {}
         self.saying_bye: dict[int, None] = {}  # workers whose last clock is done: another generation has nothing to do
+        self.doomed = plan.overflow_clock >= 0
         self.granted: dict[int, int] = {}  # worker -> newest generation
         self.refusals = 0
 
@@ -101,8 +103,10 @@ class Ledger:
                 array = np.zeros(table.shape, np.float64)
                 array[:, worker, gen - 1, :3] = (1, n, n * n)
                 values = (array * -2 if table.optimizer == "sgd" else array).astype(table.numpy_dtype).reshape(-1)
-            elif table.name == "offered" and not self.bsp:
+            elif table.name in ("offered", "filed") and not self.bsp:
                 values = np.zeros(table.count, table.numpy_dtype)
+            elif self.bsp and table.name == "exact" and clock == self.plan.overflow_clock:
+                values = np.full(table.count, 1.7e308)
             elif self.bsp:
                 values = exact_gradient(table, worker, clock, number)
             else:
@@ -121,6 +125,9 @@ class Ledger:
                 values = np.full(place.table.count, tag, place.table.numpy_dtype)
                 data[place.offset : place.offset + place.table.nbytes] = values.tobytes()
         return data
+
+    def turn(self, worker: int, clock: int) -> Turn:
+        return turn_of(self.seed, worker, clock, at_least=1 if clock == self.plan.overflow_clock else 0)
 
     def begin(self, stream: Stream) -> None:
         old = self.issued.get(stream, Issued(0, 0))
@@ -147,7 +154,7 @@ class Ledger:
                 pull = Pull(started_us, ended_us, stream, clock, own, slots, known)
                 checkers.counts(pull)
                 self.pulls.append(pull)
-            elif place.table.name == "offered":
+            elif place.table.name in ("offered", "filed"):
                 self._check_offered(stream, clock, place.table, values)
             elif self.bsp:
                 self._check_exact(stream, clock, place.table, values)
@@ -164,9 +171,10 @@ class Ledger:
         return np.frombuffer(param, place.table.numpy_dtype, place.table.count, place.offset).copy()
 
     def _check_offered(self, stream: Stream, clock: int, table: TableSpec, values: Array) -> None:
-        """Somebody's offer, the same for all and for ever, plus (BSP) what was pushed since."""
+        """Somebody's offer or the file, the same for all and for ever, plus (BSP) what was pushed since."""
         rest = values - self._pushed(table, clock) if self.bsp else values
-        if not any((rest == tag).all() for tag in self.offers.values()):
+        tags = self.offers.values() if table.init == "program" else (FILED,)
+        if not any((rest == tag).all() for tag in tags):
             raise checkers.Broken(f"stream {stream} at clock {clock}: table {table.name} began as {rest[:4]}, which nobody offered")
         first = self.first_values.setdefault(table.name, rest)
         if (first != rest).any():
@@ -205,7 +213,7 @@ class Ledger:
             Staged(worker, weight, exact_gradient(table, worker, clock, number).astype(np.float64))
             for worker in range(self.plan.workers)
             if clock < end_clock(self.seed, self.plan, worker)
-            for number, weight in enumerate(turn_of(self.seed, worker, clock).weights)
+            for number, weight in enumerate(self.turn(worker, clock).weights)
         ]
 
     def _check_assigned(self, stream: Stream, table: TableSpec, values: Array) -> None:

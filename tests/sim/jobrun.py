@@ -1,0 +1,95 @@
+"""One job from its registration to its end: its launchers, its ledger, and whether it ended as it had to.
+
+    finished   every worker has done its clocks, the exported tables hold what they must
+    lost       a server died that held the only copy of something: said by name, to every program
+    failed     a step left the range of its numbers: said by name, to every program
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from .host import Host
+from .launcher import Launcher
+from .process import Process
+from .weather import Plan
+from .workload import Ledger
+from .world import Violation, World
+
+LOST_BY_NAME = re.compile(r"server s\d+ held the only copy of \d+ range")
+FAILED_BY_NAME = re.compile(r"table '?exact'?.*(range|finite|infinity)")
+
+
+class JobRun:
+    """`may_be_lost()` tells whether anything happened that excuses a lost job."""
+
+    def __init__(
+        self, world: World, plan: Plan, seed: int, hosts: list[tuple[Host, Process]], connection: Callable[[], int],
+        may_be_lost: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self.world = world
+        self.plan = plan
+        self.ledger = Ledger(seed, plan)
+        self.outcome = ""
+        self._may_be_lost = may_be_lost
+        self._asked_export = False
+        self.launchers = [
+            Launcher(world, host, agent, plan, self.ledger, [w for w in range(plan.workers) if w % len(hosts) == number], connection)
+            for number, (host, agent) in enumerate(hosts)
+        ]
+
+    def start(self) -> None:
+        for launcher in self.launchers:
+            self.world.after(self.world.draw(0, 300_000), launcher.start)
+
+    def over(self) -> bool:
+        """One look, and the next step of the end: all finished, values exported and judged, the job ended."""
+        if self.outcome:
+            return True
+        states = {launcher.job_state: launcher for launcher in self.launchers if launcher.job_state in ("lost", "failed")}
+        if states:
+            return self._broken(*next(iter(states.items())))
+        if all(launcher.alive and launcher.done and launcher.job_number for launcher in self.launchers) and not self._asked_export:
+            self._asked_export = True
+            self.launchers[0].export("/result", self._judge)
+        return False
+
+    def _judge(self, answer: dict[str, Any]) -> None:
+        files = self.launchers[0].host.exported["/result"]
+        self.ledger.judge_export(files, int(answer["clock"]), final=True)
+        self.launchers[0].end_job(self._ended)
+
+    def _ended(self, answer: dict[str, Any]) -> None:
+        if self.ledger.doomed:
+            raise Violation(f"job {self.plan.job} finished although a step must have left the range of its numbers")
+        self._conclude("finished")
+
+    def _broken(self, state: str, launcher: Launcher) -> bool:
+        """The job must say why by name, and every program must have been told."""
+        reason = launcher.reason
+        if state == "lost" and not (LOST_BY_NAME.search(reason) and self._may_be_lost()):
+            raise Violation(f"job {self.plan.job} is lost without a cause or a name: {reason!r}")
+        if state == "failed" and not (FAILED_BY_NAME.search(reason) and self.ledger.doomed):
+            raise Violation(f"job {self.plan.job} has failed without a cause or a name: {reason!r}")
+        for other in self.launchers:
+            if other.job_number != launcher.job_number:
+                other.kill()  # it came to register when the first run was over: its user gives up
+        if any(program.alive for other in self.launchers for program in other.programs.values()):
+            return False
+        self.world.reached(f"job {state}, by name")
+        self._conclude(state)
+        return True
+
+    def _conclude(self, outcome: str) -> None:
+        self.outcome = outcome
+        self.ledger.judge()
+
+    def close(self) -> None:
+        """The launchers go home; whatever they still keep is let go."""
+        for launcher in self.launchers:
+            launcher.kill()
+
+    def waits(self) -> list[str]:
+        return [line for launcher in self.launchers for line in launcher.waits()]
