@@ -1,7 +1,7 @@
 """One request's walk from `grad` to the reply.
 
-    read push -> check -> (first values given) -> Push to each range, Pulls beside them -> all acked
-        -> Tick -> gate -> Values -> param -> words of the page -> done -> reply
+    read push -> check -> (first values given) -> Push to each range, Pulls beside them -> all acked -> Tick (which rides
+        behind the push where one server has it all) -> gate -> Values -> param -> words of the page -> done -> reply
 
 Owns what is still owed to this one request and when it is asked for again.  Refuses to know other requests: turns are
 the channel's, places the router's, bytes under way the transfer's.  Nothing is sent before the whole push was found
@@ -108,7 +108,7 @@ class Operation:
         return self.offer.pump(self)
 
     def _pump_push(self) -> list[Any]:
-        """Push, and once every part is acked the tick."""
+        """Push, and once every part is acked the tick; where one server has it all, the tick rides behind the push."""
         effects: list[Any] = []
         if self.pushing and self.scatter is None:
             request, plan = self.request, self.job.plan
@@ -117,7 +117,8 @@ class Operation:
         if self.scatter is not None:
             if self.scatter.unsent:
                 effects += self.scatter.pump(self)
-            if not self.scatter.done:
+            rides = self.job.one_home and self.scatter.sent and not self.scatter.again
+            if not self.scatter.done and not rides:
                 return effects
         if self.ticking and not self.clock_told:
             self.clock_told = True
@@ -386,6 +387,8 @@ class Operation:
         scatter = self._scatter()
         if scatter is not None:
             effects += scatter.resend(moved)
+            if scatter.again and not scatter.done:
+                self.clock_told = False  # the tick no longer rides: it follows the acks
         if self.gather is not None and not self.orphan and self._gate_open():
             effects += self.gather.resend(moved)
         return effects
@@ -412,8 +415,10 @@ class Operation:
         assert plan is not None
         weight = channel.weight + (self.request.weight if self.request.pushes else 0.0)
         weights = tuple((number, weight) for number in plan.tables) if weight else ()
-        token = self.scatter.token if self.scatter is not None else 0
-        return self.job.to_clock(m.Tick, channel.worker, channel.gen, channel.clock, weights, token=token)
+        scatter = self.scatter
+        token = scatter.token if scatter is not None else 0
+        rides = () if scatter is None or scatter.done else (scatter.seq, tuple(plan.by_range))
+        return self.job.to_clock(m.Tick, channel.worker, channel.gen, channel.clock, weights, *rides, token=token)
 
     def _leave(self) -> list[Send]:
         channel = self.channel

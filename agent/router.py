@@ -122,7 +122,7 @@ class Job:
 
     __slots__ = (
         "number", "name", "map", "plan", "routes", "clock_route", "token", "token_wanted", "checked_token", "closed", "slowest", "members",
-        "initialised", "stop_clock", "waiting", "waiting_since_us", "asked_us", "finished", "gens", "nacked",
+        "initialised", "stop_clock", "waiting", "waiting_since_us", "asked_us", "finished", "gens", "nacked", "one_home",
     )  # fmt: skip
 
     def __init__(self, number: int, name: str) -> None:
@@ -132,6 +132,7 @@ class Job:
         self.plan: Plan | None = None
         self.routes: dict[int, Route] = {}
         self.clock_route = NOWHERE
+        self.one_home = False  # every range and the clock have their only copy on one server: it does in a row what is sent in a row
         self.token = 0  # version of the map that we act by
         self.token_wanted = 1  # a map of this version or later exists
         self.checked_token = 0  # the cluster's token when we asked last whether it changed this map
@@ -190,6 +191,7 @@ class Job:
         self.nacked = set()
         self.map, self.token, self.routes = new, new.token, routes
         self.clock_route = routes[new.clock_range]
+        self.one_home = {item.replicas for item in new.ranges.values()} == {(self.clock_route.server,)}
         return frozenset(moved), clock_moved
 
     def on_standing(self, standing: m.Standing, now_us: int) -> bool:

@@ -46,7 +46,7 @@ class Stream:
 class Scatter:
     """One push (or one offer of first values) on its way to every range that it concerns."""
 
-    __slots__ = ("job", "stream", "seq", "clock", "weight", "claim", "buffer", "credits", "token", "parts", "unsent", "unacked", "asking")
+    __slots__ = ("job", "stream", "seq", "clock", "weight", "claim", "buffer", "credits", "token", "parts", "unsent", "unacked", "asking", "again")
 
     def __init__(
         self, job: Job, stream: Stream, seq: int, clock: int, weight: float, buffer: Buffer, parts: tuple[Part, ...], credits: Credits, claim: int = 0
@@ -64,6 +64,7 @@ class Scatter:
         self.unsent: deque[Part] = deque(parts)
         self.unacked: dict[int, tuple[Part, str]] = {}  # by range, with the server that holds the credit
         self.asking: dict[int, Part] = {}  # prev is being asked for
+        self.again = False  # something had to be asked for, or sent a second time
 
     @property
     def sent(self) -> bool:
@@ -89,6 +90,7 @@ class Scatter:
                 blocked.append(part)
             elif not self.claim and self.stream.prev_of(part.range) is None:
                 self.asking[part.range] = part
+                self.again = True
                 effects.append(self._last_ask(part))
             elif self.credits.take(route.server, part.nbytes):
                 self.unacked[part.range] = (part, route.server)
@@ -102,6 +104,7 @@ class Scatter:
     def resend(self, moved: frozenset[int] | None = None) -> list[Send]:
         """What is unanswered once more, by the newest map; of these ranges only when they are named."""
         effects = []
+        self.again = self.again or bool(self.asking or self.unacked)
         for number, part in self.asking.items():
             if (moved is None or number in moved) and self.job.routes[number].server:
                 effects.append(self._last_ask(part))

@@ -64,6 +64,11 @@ class Hosted:
             self.clock = ClockMachine(new.number, self.clock_range, new.spec, self._limits, epoch, new.token)
         self.clock.place({number: item.primary for number, item in new.ranges.items()}, epoch, new.token)
 
+    def holds(self, ranges: tuple[int, ...], worker: int, gen: int, seq: int) -> bool:
+        """Whether each of these ranges is led here and has this push of the stream."""
+        held = self.ranges
+        return all(number in held and held[number].holds(worker, gen, seq) for number in ranges)
+
     def others(self) -> dict[str, str]:
         """Servers that the clock has to reach, with their endpoints."""
         if self.clock is None or self.map is None:

@@ -167,6 +167,8 @@ class ServerMachine:
 
         if type(message) is m.Tick:
             self.counters["ticks"] += 1
+            if message.seq and not hosted.holds(message.ranges, message.worker, message.gen, message.seq):
+                return  # it rode behind a push that is not held here: it comes again when that is acked
         self._emit(clock.on_message(sender, message, self._now_us))
 
     def _on_clock_ack(self, sender: str, message: Any) -> None:

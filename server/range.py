@@ -119,6 +119,11 @@ class RangeMachine:
         seq = last if ask.gen == row_gen else 0
         return [Send(sender, m.LastTold(self.job, self.number, self.epoch, self.token, ask.worker, ask.gen, seq))]
 
+    def holds(self, worker: int, gen: int, seq: int) -> bool:
+        """Whether every copy has this push of the stream."""
+        row_gen, last = self.rows.get(worker, (0, 0))
+        return gen == row_gen and seq <= last and self.log.committed == self.log.last
+
     def _check(self, component: m.Component, staged: bool) -> None:
         """Whether the push may be taken at all, its blocks aside.  Raises `RequestError`."""
         if self.failed:

@@ -1,6 +1,7 @@
 """Messages to frames and back.  Refuses whatever is not exactly a message; allocates nothing before it has checked.
 
-One head frame, then a frame per segment that travels by value:
+One head frame, then a frame per segment that travels by value.  Small messages to one node may follow each other in
+one multipart, head and payload behind head and payload.
 
     head     0  "PLGM"                    28  token      u64   map version
              4  version u8 = 1            36  request    u64
@@ -113,7 +114,7 @@ SHAPES: tuple[Shape, ...] = (
     _shape(9, m.Nack),
     _shape(10, m.Refuse, a="seq", b="code"),
     _shape(20, m.Join),
-    _shape(21, m.Tick, a="clock"),
+    _shape(21, m.Tick, a="clock", b="seq"),
     _shape(22, m.Leave, a="clock"),
     _shape(23, m.StandingAsk),
     _shape(24, m.Standing, a="finished", b="slowest"),
@@ -181,9 +182,17 @@ def encode(message: m.Message) -> list[m.Buffer]:
 
 def decode(frames: Sequence[m.Buffer], limits: Limits = _LIMITS) -> m.Message:
     """The message in these frames; payload views share their memory.  Raises `PeerError` and nothing else."""
-    if not 1 <= len(frames) <= limits.frames_max:
+    message, end = decode_at(frames, 0, limits)
+    if end != len(frames):
+        raise PeerError(f"{len(frames) - end} frames too many behind {type(message).__name__}")
+    return message
+
+
+def decode_at(frames: Sequence[m.Buffer], start: int, limits: Limits = _LIMITS) -> tuple[m.Message, int]:
+    """The message that begins with frame `start`, and where the next one would: several may travel as one."""
+    if not 0 <= start < len(frames) <= limits.frames_max:
         raise PeerError(f"{len(frames)} frames; from 1 to {limits.frames_max}")
-    head = _checked_head(frames[0])
+    head = _checked_head(frames[start])
     (_, _, number, _, *words, component_count, segment_count, body_bytes, _) = _HEAD.unpack_from(head)
     shape = _BY_TYPE.get(number)
     if shape is None:
@@ -204,13 +213,12 @@ def decode(frames: Sequence[m.Buffer], limits: Limits = _LIMITS) -> m.Message:
     components = _components(head[_HEAD.size : segments_at]) if component_count else ()
     segments = _segments(head[segments_at:body_at]) if segment_count else ()
     if shape.payload_at >= 0:
-        payload = _payload(segments, frames)
-    elif len(frames) > 1:
-        raise PeerError(f"{shape.cls.__name__} takes no payload")
+        payload = _payload(segments, frames, start + 1)
     else:
         payload = ()
     body = _body(shape, head[body_at:])
-    return shape.cls._make(shape.take((*words, components, segments, payload, *body)))  # type: ignore[no-any-return]
+    message = shape.cls._make(shape.take((*words, components, segments, payload, *body)))
+    return message, start + 1 + len(payload)
 
 
 def _checked_head(frame: m.Buffer) -> bytes:
@@ -245,14 +253,14 @@ def _segments(records: bytes) -> tuple[m.Segment, ...]:
     return tuple(segments)
 
 
-def _payload(segments: Sequence[m.Segment], frames: Sequence[m.Buffer]) -> tuple[memoryview, ...]:
-    """The frames as byte views, one for each segment by value, each of exactly the promised size."""
+def _payload(segments: Sequence[m.Segment], frames: Sequence[m.Buffer], start: int) -> tuple[memoryview, ...]:
+    """The frames from `start` on as byte views, one for each segment by value, each of exactly the promised size."""
     carried = [segment for segment in segments if segment.carry == m.BY_VALUE]
-    if len(carried) != len(frames) - 1:
-        raise PeerError(f"{len(frames) - 1} payload frames for {len(carried)} segments")
+    if len(carried) > len(frames) - start:
+        raise PeerError(f"{len(frames) - start} payload frames for {len(carried)} segments")
     views = []
-    for segment, frame in zip(carried, frames[1:]):
-        view = memoryview(frame).cast("B")
+    for number, segment in enumerate(carried, start):
+        view = memoryview(frames[number]).cast("B")
         if view.nbytes != segment.elements * _ITEMSIZE[segment.dtype]:
             raise PeerError(f"payload of {view.nbytes} bytes for {segment.elements} elements of dtype {segment.dtype}")
         views.append(view)

@@ -212,7 +212,9 @@ class Join(NamedTuple):
 class Tick(NamedTuple):
     """The worker has finished clock `clock` and every push of it is acked.  Answered by Standing.
 
-    `weights` lists (table, sum of the weights of this clock's pushes to it).
+    `weights` lists (table, sum of the weights of this clock's pushes to it).  A tick with a `seq` rides behind the
+    unacked push of that number: it counts iff each of `ranges` lies on this very node and holds that push already;
+    else it is dropped without a word, and the tick comes again once the acks are there.
     """
 
     job: int
@@ -222,6 +224,8 @@ class Tick(NamedTuple):
     gen: int
     clock: int
     weights: tuple[tuple[int, float], ...]
+    seq: int = 0
+    ranges: tuple[int, ...] = ()
 
 
 class Leave(NamedTuple):

@@ -14,6 +14,7 @@ from plugml.core.job import JobSpec
 from plugml.core.table import TableSpec
 from plugml.shm_protocol.page import BROKEN, read_moving
 from plugml.shm_protocol.request import VERBS, parse_reply
+from plugml.wire import messages as m
 
 from .test_agent_harness import Program, World, job, lost
 
@@ -309,3 +310,43 @@ def test_whatever_stands_in_cmd_each_bell_has_at_most_one_answer_and_done_seq_co
             assert reply.seq == moving.done_seq or not reply.ok or reply.seq == 0
         done = moving.done_seq
     world.agent.check()
+
+
+def at_home() -> tuple[World, Program]:
+    """A job that has everything on one server."""
+    world = World(servers=1)
+    spec = job()
+    world.register(spec)
+    return world, world.plug(spec.name, 0)
+
+
+def ticks_of(world: World) -> list[m.Tick]:
+    return [message for _to, message in world.sent if isinstance(message, m.Tick)]
+
+
+def test_where_one_server_has_it_all_the_tick_rides_behind_the_push() -> None:
+    world, program = at_home()
+    assert program.do("step", ONES).ok
+    assert [(tick.seq, bool(tick.ranges)) for tick in ticks_of(world)] == [(1, True)]
+
+
+def test_a_tick_whose_push_was_lost_follows_the_acks() -> None:
+    world, program = at_home()
+    pushes = []
+
+    def lose_the_first_push(sender: str, to: str, message: Any) -> tuple[Any, ...]:
+        if isinstance(message, m.Push):
+            pushes.append(message)
+        return () if isinstance(message, m.Push) and len(pushes) == 1 else (message,)
+
+    world.interfere = lose_the_first_push
+    assert program.do("step", ONES).ok
+    ticks = ticks_of(world)
+    assert ticks[0].seq == 1 and ticks[-1].seq == 0
+    np.testing.assert_array_equal(program.param(), ONES)
+
+
+def test_between_servers_a_tick_follows_the_acks() -> None:
+    world, program = plugged(elements=4000)
+    assert program.do("step", np.ones(4000, "<f4")).ok
+    assert [tick.seq for tick in ticks_of(world)] == [0]

@@ -331,3 +331,19 @@ def test_free_memory_is_the_tightest_of_host_and_groups(tmp_path: Path) -> None:
     (group / "a" / "memory.stat").write_text("anon 1\ninactive_file 4000\n")
     assert free_bytes(proc, group) == 24_000
     assert free_bytes() > 0
+
+
+def test_a_tick_that_rides_counts_only_behind_a_push_that_is_held() -> None:
+    there = Box(job(table("w", 8, "f64")), ring=16)
+    machine = there.servers["s0.1"]
+    epoch = there.map.epoch(there.map.clock_range)
+    ranges = tuple(there.parts())
+    riding = m.Tick(1, epoch, 1, 0, 1, 0, ((0, 1.0),), 1, ranges)
+    assert machine.on_message("a0.1", riding, 0) == [], "the push that it rides behind was lost"
+    there.push({"w": np.ones(8)})
+    there.take()
+    for wrong in (riding._replace(seq=2), riding._replace(gen=2), riding._replace(ranges=(*ranges, 999))):
+        assert machine.on_message("a0.1", wrong, 0) == []
+    effects = machine.on_message("a0.1", riding, 0)
+    assert [effect.message.finished for effect in effects if isinstance(effect.message, m.Standing)] == [1]
+    machine.check()
