@@ -80,6 +80,7 @@ def job_row(found: Job, ring_ranges: int) -> dict[str, Any]:
         "combine": found.spec.combine, "tables": [table.name for table in found.spec.tables[:LINES_MAX]],
         "bytes": sum(table.nbytes for table in found.spec.tables), "ranges": len(found.seats),
         "servers": found.servers(), "agents": found.agents()[:LINES_MAX], "placement": lines, "why": found.why,
+        "logs": str(found.spec.settings.get("logs", "")),  # where its launcher keeps what the workers print
     }  # fmt: skip
 
 
