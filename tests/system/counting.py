@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -60,10 +58,10 @@ def sums(place: Place, name: str = "count") -> list[int]:
     return [int(value) for value in values]
 
 
-def expected(steps: int, workers: int) -> list[int]:
-    """Every clock of every worker once."""
-    first = steps * (steps + 1) // 2 * (workers * (workers + 1) // 2)
-    return [first + steps * workers * i for i in range(ELEMENTS)]
+def counted(clocks: Sequence[int]) -> list[int]:
+    """What the table holds when worker k has pushed so many clocks, each once."""
+    first = sum((worker + 1) * number * (number + 1) // 2 for worker, number in enumerate(clocks))
+    return [first + sum(clocks) * i for i in range(ELEMENTS)]
 
 
 # -- who is who -------------------------------------------------------------------------------------------------------
@@ -123,11 +121,26 @@ def is_on(run: Running) -> bool:
     return run.process.poll() is None
 
 
-def plugml(*words: str) -> list[str]:
-    return [sys.executable, "-m", "plugml", *words]
+def worker_pid(run: Running, worker: int, gen: int) -> int:
+    """Wait for the program of a generation to be there; its pid is its process group."""
+    marks = {f"PLUGML_WORKER={worker}".encode(), f"PLUGML_GEN={gen}".encode()}
+    found: list[int] = []
+
+    def is_there() -> bool:
+        for pid in children(run.pid):
+            try:
+                variables = set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+                leads = os.getpgid(pid) == pid
+            except OSError:
+                continue
+            if leads and marks <= variables:
+                found.append(pid)
+        return bool(found) or not is_on(run)
+
+    wait_for(is_there, f"worker {worker}, generation {gen}")
+    assert found, f"the run has ended:\n{run.stderr}"
+    return found[0]
 
 
-def forget(place: Place) -> None:
-    """Remove what killed programs have left in their scratch directories."""
-    for path in place.directory.glob("tmp.*"):
-        shutil.rmtree(path, ignore_errors=True)
+def channels(root: Path, job: str = "count") -> list[str]:
+    return sorted(path.name for path in root.glob("*.*.*") if path.is_dir() and path.name.startswith(job) or path.name.startswith("."))
