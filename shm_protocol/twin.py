@@ -1,7 +1,7 @@
 """A channel in plain memory for the simulator: the same agent-side code over a dict of bytearrays.
 
-Each store calls `on_store` first, which may raise to kill the agent just before it.  `wire_bytes` stay in the bells
-until somebody takes them.
+Each store calls `on_store` first, which may raise to kill the agent just before it.  Bells and replies stay where they
+are until somebody takes them.
 """
 
 from __future__ import annotations
