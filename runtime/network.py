@@ -6,6 +6,9 @@ its arrival: a peer that is away, slow or talks nonsense costs its own messages,
     Network.send -> DEALER -----------------> ROUTER of the peer      for nodes given to connect()
                  -> our ROUTER -------------> DEALER of the peer      else: an answer, by the name that it called with
 
+Small messages of one turn to one peer travel as one multipart: a send costs more than what is in it.  They leave when
+what lay ready was read, or at the end of the turn.
+
 zmq's descriptor is edge-triggered, and a send or a receive may swallow its signal.  So a socket is read until it says
 that it is empty: after every wake, and once per turn of the loop when it was sent on.
 """
@@ -25,7 +28,8 @@ from ..core.errors import PeerError, WorldError
 from ..core.limits import Limits
 from ..wire import codec
 from ..wire.messages import Buffer, Message
-from .lent import Lent, Queue
+from .lent import Lent
+from .line import Line, Socket
 
 NO_COPY_BYTES = 64 << 10  # below this a copy costs less than handing the memory over
 MESSAGES_A_TURN = 256
@@ -34,6 +38,7 @@ LINGER_MS = 1_000
 HANDSHAKE_MS = 10_000
 RECONNECT_MS = (100, 2_000)
 LOCAL_RECONNECT_MS = (10, 500)  # a knock on a socket of this host costs microseconds
+BATCH_MAX = 64  # messages in one multipart
 WAITING_MAX = 64  # small messages that wait for the first connection to a node
 PEERS_MAX = 8_192  # remembered by name
 IPC_PATH_BYTES_MAX = 107
@@ -43,22 +48,6 @@ _NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)  # plain numbers:
 _NAME = re.compile(rb"[a-z][a-z0-9]{0,15}(\.[0-9a-f]{8})?\Z")
 
 Deliver = Callable[[str, Message], None]
-Socket = zmq.Socket[bytes]
-
-
-class _Line:
-    """One peer: the socket that leads to it, how that is read, and what waits for the peer."""
-
-    __slots__ = ("name", "socket", "read", "prefix", "queue", "waiting", "away", "full", "bad")
-
-    def __init__(self, name: str, socket: Socket, read: Callable[[], None], prefix: bytes) -> None:
-        self.name = name
-        self.socket = socket
-        self.read = read
-        self.prefix = prefix  # the identity frame in front, for our ROUTER
-        self.queue = Queue()
-        self.waiting: deque[list[bytes]] | None = None  # until the first connection
-        self.away = self.full = self.bad = False  # as the log was last told
 
 
 class Network:
@@ -82,11 +71,12 @@ class Network:
         self._limits = limits
         self._log = log
         self._lent = Lent()
-        self._dealers: dict[str, _Line] = {}
-        self._callers: dict[str, _Line] = {}
+        self._dealers: dict[str, Line] = {}
+        self._callers: dict[str, Line] = {}
         self._names: dict[bytes, str] = {}
         self._reading: Socket | None = None
-        self._touched: dict[Socket, _Line] = {}  # sent on, and not read since
+        self._batching: dict[str, Line] = {}  # peers with a batch
+        self._touched: dict[Socket, Line] = {}  # sent on, and not read since
         self._context = zmq.Context(IO_THREADS)
         self._context.set(zmq.MAX_SOCKETS, limits.nodes_max + 64)
         self._router = None if bind is None else self._listen(bind)
@@ -105,11 +95,11 @@ class Network:
 
         frames = codec.encode(message)
         nbytes = sum([memoryview(frame).nbytes for frame in frames])
-        if line.waiting is None:
+        if nbytes < NO_COPY_BYTES:
+            self._add(line, frames, nbytes)
+        elif line.waiting is None:
+            self._send_batch(line)
             self._send(line, frames, nbytes)
-        elif nbytes < NO_COPY_BYTES:
-            line.waiting.append([bytes(frame) for frame in frames])
-            self._flush(line)
         else:
             self.away += 1
 
@@ -130,7 +120,7 @@ class Network:
                 socket.close(linger=0)
             self._log("endpoint_unusable", peer=node, endpoint=endpoint, why=error.strerror)
             return
-        line = _Line(node, socket, lambda: None, b"")
+        line = Line(node, socket, lambda: None, b"")
         line.read = partial(self._read_dealer, line)
         line.waiting = deque(maxlen=WAITING_MAX)
         self._dealers[node] = line
@@ -139,6 +129,7 @@ class Network:
     def disconnect(self, node: str) -> None:
         """Forget the node and whatever still waits for it."""
         self._callers.pop(node, None)
+        self._batching.pop(node, None)
         line = self._dealers.pop(node, None)
         if line is not None:
             self._shut(line.socket, 0)
@@ -149,6 +140,7 @@ class Network:
 
     def close(self, linger_ms: int = LINGER_MS) -> None:
         """Give what was sent a moment to leave, then be silent.  Nothing is delivered any more."""
+        self._send_batches()
         for line in self._dealers.values():
             self._shut(line.socket, linger_ms)
         self._dealers.clear()
@@ -207,11 +199,39 @@ class Network:
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
-    def _send(self, line: _Line, frames: list[Any], nbytes: int) -> bool:
+    def _add(self, line: Line, frames: list[Buffer], nbytes: int) -> None:
+        """Put a small message behind those that leave for this peer anyway; its payload may be changed from here on."""
+        if not self._batching and self._reading is None:
+            self._loop.call_soon(self._send_batches)
+        self._batching[line.name] = line
+        line.batch.append(frames[0])
+        line.batch += [bytes(frame) for frame in frames[1:]]
+        line.batch_bytes += nbytes
+        line.batched += 1
+        if line.batch_bytes >= NO_COPY_BYTES or line.batched >= BATCH_MAX:
+            self._send_batch(line)
+
+    def _send_batches(self) -> None:
+        while self._batching:
+            _, line = self._batching.popitem()
+            self._send_batch(line)
+
+    def _send_batch(self, line: Line) -> None:
+        frames, nbytes, count = line.batch, line.batch_bytes, line.batched
+        if not count:
+            return
+        line.batch, line.batch_bytes, line.batched = [], 0, 0
+        if line.waiting is not None:
+            line.waiting.append((frames, nbytes, count))
+            self._flush(line)
+        else:
+            self._send(line, frames, nbytes, count)
+
+    def _send(self, line: Line, frames: list[Any], nbytes: int, count: int = 1) -> bool:
         """False: the peer is away, nothing was sent."""
         waits = line.queue.nbytes()
         if waits and waits + nbytes > self._limits.queue_bytes_max:
-            self.full += 1
+            self.full += count
             if not line.full:
                 line.full = True
                 self._log("peer_full", peer=line.name, bytes=waits)
@@ -226,17 +246,17 @@ class Network:
         except zmq.ZMQError as error:
             if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 raise
-            self._is_away(line)
+            self._is_away(line, count)
             return False
 
-        self.sent += 1
+        self.sent += count
         self.bytes_sent += nbytes
         if line.away or (line.full and waits < self._limits.queue_bytes_max // 2):
             line.away = line.full = False
             self._log("peer_back", peer=line.name)
         return True
 
-    def _send_frames(self, line: _Line, frames: list[Any], nbytes: int) -> None:
+    def _send_frames(self, line: Line, frames: list[Any], nbytes: int) -> None:
         """Once zmq has taken the first frame it takes, or drops, the others too: only the first can fail."""
         socket, last = line.socket, len(frames) - 1
         due = line.queue.wants_tracker(nbytes)
@@ -254,33 +274,32 @@ class Network:
                 self._lent.add(frame, tracker)
         line.queue.note(nbytes, tracker)
 
-    def _is_away(self, line: _Line) -> None:
+    def _is_away(self, line: Line, count: int) -> None:
         if line.waiting is not None:
             return  # It was never there yet: no news.
-        self.away += 1
+        self.away += count
         if not line.away:
             line.away = True
             self._log("peer_away", peer=line.name)
 
-    def _flush(self, line: _Line) -> None:
+    def _flush(self, line: Line) -> None:
         """Send what waits for the first connection: it is up when zmq takes a message."""
         while line.waiting:
-            frames = line.waiting[0]
-            if not self._send(line, frames, sum([len(frame) for frame in frames])):
+            if not self._send(line, *line.waiting[0]):
                 return
             line.waiting.popleft()
         line.waiting = None
 
-    def _caller(self, name: str) -> _Line | None:
+    def _caller(self, name: str) -> Line | None:
         """The way back to a node that calls us, None if nobody does."""
         if self._router is None:
             return None
         if len(self._callers) >= PEERS_MAX:
             self._callers.clear()
-        line = self._callers[name] = _Line(name, self._router, self._read_router, name.encode())
+        line = self._callers[name] = Line(name, self._router, self._read_router, name.encode())
         return line
 
-    def _touch(self, line: _Line) -> None:
+    def _touch(self, line: Line) -> None:
         if line.socket is self._reading:
             return
         if not self._touched:
@@ -305,6 +324,9 @@ class Network:
             try:
                 identity = router.recv(_NOW)
             except zmq.Again:
+                if self._batching:
+                    self._send_batches()  # on this very socket too, which may swallow a signal: look again
+                    continue
                 self._reading = None
                 return
             frames = self._frames(router)
@@ -315,10 +337,11 @@ class Network:
                 self.strangers += 1
             if router.closed:
                 return
+        self._send_batches()
         self._reading = None
         self._loop.call_soon(self._read_router)
 
-    def _read_dealer(self, line: _Line) -> None:
+    def _read_dealer(self, line: Line) -> None:
         socket = line.socket
         if socket.closed:
             return
@@ -327,6 +350,9 @@ class Network:
             try:
                 head = socket.recv(_NOW, copy=False)
             except zmq.Again:
+                if self._batching:
+                    self._send_batches()
+                    continue
                 if line.waiting:
                     self._flush(line)
                 self._reading = None
@@ -339,6 +365,7 @@ class Network:
                 self.strangers += 1
             if socket.closed:
                 return
+        self._send_batches()
         self._reading = None
         self._loop.call_soon(line.read)
 
@@ -354,13 +381,16 @@ class Network:
         return frames
 
     def _receive(self, sender: str, frames: list[Buffer]) -> None:
-        try:
-            message = codec.decode(frames, self._limits)
-        except PeerError as error:
-            self._is_bad(sender, str(error))
-            return
-        self.received += 1
-        self._deliver(sender, message)
+        """Deliver the messages of one multipart; one that is none takes those behind it along."""
+        at = 0
+        while at < len(frames):
+            try:
+                message, at = codec.decode_at(frames, at, self._limits)
+            except PeerError as error:
+                self._is_bad(sender, str(error))
+                return
+            self.received += 1
+            self._deliver(sender, message)
 
     def _is_bad(self, sender: str, why: str) -> None:
         self.refused += 1
