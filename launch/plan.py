@@ -22,7 +22,7 @@ RESULT_DIR = "plugml-runs/{job}"
 GRACE_S = 30.0
 #: Programs that are told what to run by their first argument: that gives the job its name.
 _INTERPRETERS = re.compile(
-    r"(python|pypy|perl|ruby|lua|node|php|tclsh|julia|octave(-cli)?|R|Rscript|java|sh|bash|dash|zsh|ksh|awk|mawk|gawk|env|nice|time)[\d.]*\Z"
+    r"(python|pypy|perl|ruby|lua|node|php|tclsh|julia|octave(-cli)?|R|Rscript|java|sh|bash|dash|zsh|ksh|awk|mawk|gawk|env|nice|time|timeout|nohup|taskset|numactl|stdbuf|valgrind)[\d.]*\Z"
 )
 _SCRIPT = re.compile(r"[^;|&<>()$=-][^;|&<>()$=]*(\.[A-Za-z]{1,4}|/[^;|&<>()$=\s]+)\Z")
 _BRACES = re.compile(r"\{(worker|workers|seed|out)\}")

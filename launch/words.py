@@ -209,13 +209,13 @@ def closing_lines(summary: Mapping[str, Any]) -> list[str]:
     """The last lines of a run: state, clocks, what is not even, restarts, where the result lies."""
     workers = summary["workers"]
     clocks = sorted({worker["clocks"] for worker in workers})
-    clocks_text = f"{clocks[0]:,}" if len(clocks) == 1 else f"{clocks[0]:,} to {clocks[-1]:,}"
+    clocks_text = count(clocks[0], "clock") if len(clocks) == 1 else f"{clocks[0]:,} to {clocks[-1]:,} clocks"
     pushes = sum(worker["pushes"] for worker in workers)
     restarts = sum(worker["restarts"] for worker in workers)
     lines = [
         joined([
             f"job {summary['job']} {summary['state']}",
-            f"{count(len(workers), 'worker')}, {clocks_text} clocks each, {pushes:,} pushes",
+            f"{count(len(workers), 'worker')}, {clocks_text} each, {pushes:,} pushes",
             count(restarts, "restart") if restarts else "",
             f"{summary['seconds']:.1f} s",
         ])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,3 +75,33 @@ def test_kill_9_of_a_joined_launcher_is_swept_by_the_agent(place: Place, cluster
     wait_for(lambda: not list(place.root.glob("c/x.*")), "the channels are swept")
     again = place.run("run", "--cluster", cluster, "--name", "x", "--table", "w=4", "--", "true", code=None)
     assert again.code in (0, 2) and "Traceback" not in again.stderr
+
+
+@pytest.mark.slow
+def test_an_agent_gone_for_good_ends_the_run_with_75(place: Place, cluster: str) -> None:  # noqa: F811
+    """Keeper and daemons of the cluster are killed at once: nobody restarts the agent."""
+    place.write("caught.py", CAUGHT)
+    running = place.start("run", "--cluster", cluster, "--table", "w=4", "--", sys.executable, "caught.py")
+    running.heard("[w0] training")
+    keeper = int((place.state / "plugml" / cluster / "cluster.lock").read_text())
+    os.kill(keeper, signal.SIGKILL)
+    done = running.ended(75)
+    assert "code=GONE to the programs" in done.stderr and "[w0] GONE" in done.stdout
+
+
+CAUGHT = """
+import signal, sys, time
+import numpy as np
+from plugml.client import ChannelError, attach
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+plug = attach()
+w = np.zeros(4, dtype=np.float32)
+plug.step(np.ones(4, dtype=np.float32), w)
+print("training", flush=True)
+try:
+    while True:
+        plug.step(np.ones(4, dtype=np.float32), w)
+        time.sleep(0.05)
+except ChannelError as error:
+    print(error, flush=True)
+"""
