@@ -51,17 +51,16 @@ def master(id_: str, supervised: bool, log: str, verbose: bool, servers: int, **
 
     cluster = _places(supervised, new=True, **where)
     with _node(cluster, id_, "m"):
-        keeper = -1 if supervised else discovery.hold(cluster)
+        hold = None if supervised else discovery.Hold(cluster._replace(pid=os.getpid(), keeper="master"))
         try:
-            if not supervised:
-                discovery.publish(cluster._replace(pid=os.getpid(), keeper="master"))
+            if hold is not None:
+                hold.publish()
             lines = LogFile(id_, log, verbose)
             endpoint = cluster.endpoint(id_)
             return run_master(id_, cluster=cluster.name, endpoint=endpoint, state=cluster.state, servers=servers, log=lines)
         finally:
-            if keeper >= 0:
-                discovery.withdraw(cluster)
-                os.close(keeper)
+            if hold is not None:
+                hold.withdraw()
 
 
 @click.command(epilog="\b\nExamples:\n  plugml server --cluster lab --id s1\n\n" + FOOT)

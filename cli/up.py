@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,11 +64,15 @@ def _keep(file: ClusterFile, servers: int, allow_disk: bool, verbose: bool, deta
 
     from ..launch.cluster import LocalCluster
     from ..runtime.descriptors import raise_limit
+    from ..runtime.node import on_signals
 
     raise_limit()
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
-    cluster = LocalCluster(loop, file, os.environ, servers=servers, allow_disk=allow_disk, verbose=verbose, say=_say)
+    speaker = Speaker()
+    cluster = LocalCluster(
+        loop, file, os.environ, servers=servers, allow_disk=allow_disk, verbose=verbose, say=lambda text: speaker.say(text)
+    )
     end: asyncio.Future[int] = loop.create_future()
 
     def ended(code: int) -> None:
@@ -75,39 +80,57 @@ def _keep(file: ClusterFile, servers: int, allow_disk: bool, verbose: bool, deta
             end.set_result(code)
 
     def news(text: str, fatal: bool) -> None:
-        _say(text)
+        speaker.say(text)
         if fatal:
             ended(1)
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, ended, 0)
+    async def life() -> int:
+        """All of it in one run of the loop: no signal falls between two."""
+        try:
+            cluster.start()
+            ready = asyncio.ensure_future(cluster.wait_ready())
+            first: list[asyncio.Future[Any]] = [ready, end]
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            if not end.done():
+                _is_up(cluster.file, servers, detached, as_json, speaker)
+                await end
+            ready.cancel()
+            await asyncio.gather(ready, return_exceptions=True)
+            speaker.say(f"cluster {file.name} goes down")
+            return await end
+        finally:
+            await cluster.stop()
+
+    on_signals(loop, lambda number: ended(0))
     cluster.on_news = news
     try:
-        cluster.start()
-        ready = loop.create_task(cluster.wait_ready())
-        first: list[asyncio.Future[Any]] = [ready, end]
-        loop.run_until_complete(asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED))
-        if ready.done() and ready.exception() is None and not end.done():
-            _is_up(cluster.file, servers, detached, as_json)
-            code = loop.run_until_complete(end)
-        else:
-            ready.cancel()
-            code = end.result() if end.done() else 1
-        _say(f"cluster {file.name} goes down")
-        return code
+        return loop.run_until_complete(life())
     finally:
-        loop.run_until_complete(cluster.stop())
         asyncio.set_event_loop(None)
         loop.close()
 
 
-def _is_up(file: ClusterFile, servers: int, detached: bool, as_json: bool) -> None:
+class Speaker:
+    """Says to the user what the supervisor has to say; once detached, to the log."""
+
+    def __init__(self) -> None:
+        self.say: Callable[[str], None] = _say
+
+    def detach(self, path: Path) -> None:
+        from ..runtime.log import LogFile
+
+        log = LogFile("up", str(path))
+        self.say = lambda text: log("news", text=text)
+
+
+def _is_up(file: ClusterFile, servers: int, detached: bool, as_json: bool, speaker: Speaker) -> None:
     if detached:
+        speaker.detach(file.logs / "up.log")
         os.write(1, b"ready\n")
-        log = os.open(file.logs / "up.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        os.dup2(nothing, 1)  # whoever started us waits for the end of this pipe
+        os.dup2(nothing, 2)
+        os.close(nothing)
         return
     _announce(file, servers, as_json)
     if not as_json:
@@ -175,14 +198,10 @@ def down(name: str, purge: bool) -> int:
 
     if not known.state.is_dir():
         raise NoClusterError(f"cluster {known.name} has left no state in {known.state}")
-    lock = discovery.hold(known)
-    try:
-        for path in sorted(known.state.rglob("*")):
-            click.echo(f"remove {path}")
-        discovery.withdraw(known)
-        discovery.purge(known)
-    finally:
-        os.close(lock)
+    hold = discovery.Hold(known)
+    for path in sorted(known.state.rglob("*")):
+        click.echo(f"remove {path}")
+    hold.withdraw(purge=True)
     if known.state.exists():
         raise WorldError(f"{known.state} could not be removed whole")
     click.echo(f"removed {known.state}")

@@ -80,7 +80,7 @@ class LocalCluster(Cluster):
         limits: Limits = Limits(),
     ) -> None:
         super().__init__(loop, file._replace(pid=os.getpid(), keeper="run" if private else "up"))
-        self.on_news = lambda text, fatal: say(text)
+        self.on_news = lambda text, fatal: self._say(text)
         self.daemons = [Daemon("master", "m0")]
         self.daemons += [Daemon("server", f"s{number}") for number in range(servers)]
         self.daemons.append(Daemon("agent", "a0"))
@@ -92,7 +92,7 @@ class LocalCluster(Cluster):
         self._verbose = verbose
         self._say = say
         self._limits = limits
-        self._lock = -1
+        self._hold: discovery.Hold | None = None
         self._notify: socket.socket | None = None
         self._report: Report | None = None
         self._stopping = False
@@ -102,12 +102,12 @@ class LocalCluster(Cluster):
 
     def start(self) -> None:
         """Take the lock, make root and state, start every child.  Raises PlugmlError, with nothing left behind."""
-        self._lock = discovery.hold(self.file)
+        self._hold = discovery.Hold(self.file)
         try:
             for warning in prepare_root(self.root, allow_disk=self._allow_disk):
                 self._say(warning)
             discovery.make_private(self.root / "ipc")
-            discovery.publish(self.file)
+            self._hold.publish()
             self._notify = self._listen()
             self._report = Report(self.loop, self.file.masters, self._limits)
             for daemon in self.daemons:
@@ -170,7 +170,7 @@ class LocalCluster(Cluster):
         daemon.ready = True
         if daemon.lost:
             daemon.lost = False
-            self.on_news(f"{daemon.title} is back as {daemon.node}", False)
+            self.on_news(f"{daemon.title} is back" + (f" as {daemon.node}" if daemon.node != daemon.id else ""), False)
         if all(other.ready for other in self.daemons) and not self.ready.done():
             self.ready.set_result(None)
 
@@ -189,7 +189,7 @@ class LocalCluster(Cluster):
 
         if self._report is not None and daemon.node and daemon.role != "master":
             self._report.tell(daemon.node, exit_.status)
-        wait_us = daemon.patience.wait_us(daemon.ready, daemon.served, now_us() - daemon.started_us)
+        wait_us = daemon.patience.wait_us(daemon.ready, daemon.served, now_us() - daemon.started_us, exit_.signum)
         daemon.ready, daemon.served, daemon.lost, daemon.node = False, False, True, ""
         words = f"{daemon.title} ended ({exit_})" + self._last_words(child)
         if wait_us is None or (not self.ready.done() and not exit_.signum):
@@ -244,12 +244,9 @@ class LocalCluster(Cluster):
             self._notify = None
         if not self.ready.done():
             self.ready.cancel()
-        if self._lock >= 0:
-            discovery.withdraw(self.file)
-            if self._private:
-                discovery.purge(self.file)
-            os.close(self._lock)
-            self._lock = -1
+        if self._hold is not None:
+            self._hold.withdraw(purge=self._private)
+            self._hold = None
 
 
 class Report:

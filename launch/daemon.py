@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import site
 import sys
 from collections.abc import Mapping
@@ -21,6 +22,8 @@ FIRST_WAIT_US, LONGEST_WAIT_US = 100_000, 5 * SECOND
 HEALTHY_US = 10 * SECOND  # who lived so long has not died of its start
 FAILURES_MAX = 5  # in a row, of a process that never got ready
 IDLE_FAILURES_MAX = 20  # in a row, of one that got ready and then served nobody
+#: By these somebody ends a process that may be as sound as can be.
+FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: The variables of ours that a daemon may see; those of a channel would make it a worker.
 OURS = ("PLUGML_CHECK",)
 
@@ -38,18 +41,21 @@ class Patience:
     >>> patience = Patience()
     >>> [patience.wait_us(True, False, SECOND) for _ in range(3)]
     [0, 200000, 400000]
+    >>> patience = Patience()
+    >>> [patience.wait_us(False, False, 0, signal.SIGKILL) for _ in range(20)][-2:]
+    [5000000, None]
     """
 
     def __init__(self) -> None:
         self._failures = 0
 
-    def wait_us(self, was_ready: bool, has_served: bool, lived_us: int) -> int | None:
-        """Microseconds from its end to its next start; None = give up."""
+    def wait_us(self, was_ready: bool, has_served: bool, lived_us: int, signum: int = 0) -> int | None:
+        """Microseconds from its end (by `signum`, if by a signal) to its next start; None = give up."""
         if was_ready and (has_served or lived_us >= HEALTHY_US):
             self._failures = 0
             return 0
         self._failures += 1
-        if self._failures >= (IDLE_FAILURES_MAX if was_ready else FAILURES_MAX):
+        if self._failures >= (IDLE_FAILURES_MAX if was_ready or signum in FROM_OUTSIDE else FAILURES_MAX):
             return None
         if self._failures == 1 and was_ready:
             return 0

@@ -126,26 +126,77 @@ def make_private(directory: Path) -> None:
         raise RootError(f"{directory} belongs to another user (uid {owner}); give --state or --root elsewhere")
 
 
-# -- the lock and the file --------------------------------------------------------------------------------------------
+# -- the locks and the file -------------------------------------------------------------------------------------------
 
 
-def hold(cluster: ClusterFile) -> int:
-    """Become the keeper of the cluster: a descriptor that holds its lock.  Raises `WorldError` when it runs already."""
-    make_private(cluster.state)
-    make_private(cluster.logs)
-    descriptor = os.open(cluster.state / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+class Hold:
+    """The cluster is ours: its lock, in the state and (once the root is made) in the root, and so its file.
+
+    Raises `WorldError` when it runs already.  A process that dies lets go of everything.
+    """
+
+    def __init__(self, cluster: ClusterFile) -> None:
+        self.cluster = cluster
+        make_private(cluster.state)
+        make_private(cluster.logs)
+        advice = f"use it, end it by `plugml down {cluster.name}`, or take another --name"
+        self._locks = [_lock(cluster.state / LOCK, f"cluster {cluster.name} runs already (process %s): {advice}")]
+
+    def publish(self) -> None:
+        """Take the root too, and write `cluster.json` into both: whoever looks sees a whole file or none."""
+        root = self.cluster.root
+        self._locks.append(_lock(root / LOCK, f"the root {root} is in use by another cluster (process %s): give another --root"))
+        for directory in (self.cluster.state, root):
+            scratch = directory / f".{FILE}.{os.getpid()}"
+            descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write(self.cluster.to_text())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(scratch, directory / FILE)
+
+    def withdraw(self, purge: bool = False) -> None:
+        """The cluster is down: remove its file, its root unless somebody's channel is still kept there, and with `purge`
+        its state; let go."""
+        root, state = self.cluster.root, self.cluster.state
+        (state / FILE).unlink(missing_ok=True)
+        if len(self._locks) > 1:
+            (root / FILE).unlink(missing_ok=True)
+            _remove_root(root)
+        if purge:
+            shutil.rmtree(state, ignore_errors=True)
+        self.close()
+
+    def close(self) -> None:
+        while self._locks:
+            os.close(self._locks.pop())
+
+
+def _lock(path: Path, refusal: str) -> int:
+    """A descriptor that holds the lock, with our pid in the file; else `WorldError(refusal % pid of the holder)`."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         keeper = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
         os.close(descriptor)
-        raise WorldError(
-            f"cluster {cluster.name} runs already (process {keeper or 'unknown'}): use it, end it by `plugml down "
-            f"{cluster.name}`, or take another --name"
-        ) from None
+        raise WorldError(refusal % (keeper or "unknown")) from None
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
+
+
+def _remove_root(root: Path) -> None:
+    """Sweep the root and remove it, unless an agent that somebody started by hand serves it, or channels are kept."""
+    try:
+        lock = lock_agent(root)
+    except (RootError, OSError):
+        return
+    try:
+        if not sweep(root, boot_id()).channels:
+            shutil.rmtree(root, ignore_errors=True)
+    finally:
+        os.close(lock)
 
 
 def keeper_of(cluster: ClusterFile) -> int:
@@ -162,44 +213,6 @@ def keeper_of(cluster: ClusterFile) -> int:
     finally:
         os.close(descriptor)
     return 0
-
-
-def publish(cluster: ClusterFile) -> None:
-    """Write `cluster.json` into state and root: whoever looks sees a whole file or none."""
-    for directory in (cluster.state, cluster.root):
-        scratch = directory / f".{FILE}.{os.getpid()}"
-        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(cluster.to_text())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, directory / FILE)
-
-
-def withdraw(cluster: ClusterFile) -> None:
-    """The cluster is down: remove its file, and its root unless somebody's channel is still kept there.
-
-    To be called by whoever holds the lock.
-    """
-    for directory in (cluster.state, cluster.root):
-        (directory / FILE).unlink(missing_ok=True)
-    if not cluster.root.is_dir() or cluster.root.stat().st_uid != os.getuid():
-        return
-    try:
-        lock = lock_agent(cluster.root)
-    except (RootError, OSError):
-        return  # an agent that somebody started by hand still serves it
-    try:
-        kept = sweep(cluster.root, boot_id()).channels
-        if not kept:
-            shutil.rmtree(cluster.root, ignore_errors=True)
-    finally:
-        os.close(lock)
-
-
-def purge(cluster: ClusterFile) -> None:
-    """Remove the state of a cluster that is down: what its master knew, and its logs.  To be called under its lock."""
-    shutil.rmtree(cluster.state, ignore_errors=True)
 
 
 # -- finding ----------------------------------------------------------------------------------------------------------
@@ -258,17 +271,19 @@ def running(environ: Mapping[str, str]) -> list[ClusterFile]:
 
 
 def _clean(stale: ClusterFile) -> None:
-    """Under its lock, so that one that is just starting is left alone."""
+    """Remove what a killed keeper left, under its locks: one that is just starting is left alone."""
     if not stale.state.is_dir():
         stale = stale._replace(state=stale.root)  # its state is gone, only the root is left
     try:
-        descriptor = hold(stale)
+        hold = Hold(stale)
     except (WorldError, OSError):
         return
     try:
-        withdraw(stale)
-    finally:
-        os.close(descriptor)
+        if stale.root.is_dir():
+            hold.publish()
+        hold.withdraw()
+    except (WorldError, OSError):
+        hold.close()  # the root is another cluster's by now, or not ours to write
 
 
 def _listed(found: list[ClusterFile]) -> str:

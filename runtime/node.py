@@ -57,6 +57,25 @@ def sd_notify(text: str) -> None:
             return  # a supervisor that has gone wants no news
 
 
+def on_signals(loop: asyncio.AbstractEventLoop, callback: Callable[[int], object]) -> None:
+    """Call back for each SIGTERM, SIGINT and SIGHUP as soon as the loop runs, also for those that come before.
+
+    (uvloop forgets a signal that comes while it does not run.)  What our parent has told us to ignore stays ignored.
+    """
+    numbers = [n for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    early: list[int] = []
+    for number in numbers:
+        signal.signal(number, lambda n, frame: early.append(n))
+
+    def install() -> None:
+        for number in numbers:
+            loop.add_signal_handler(number, callback, int(number))
+        for noted in early:
+            callback(noted)
+
+    loop.call_soon(install)
+
+
 class Node:
     """What a shell's `make_machine` is handed, and keeps.
 
@@ -120,6 +139,7 @@ class Node:
         self.stopping = True
         self.exit_code = exit_code
         self.log("stop", code=exit_code, text=text)
+        sd_notify("STOPPING=1")
         if exit_code:
             tell(text)
         self.loop.stop()
@@ -186,8 +206,7 @@ def run_node(
         loop.set_exception_handler(node.crash)
         try:
             sd_notify(f"STATUS=starting\nMAINPID={os.getpid()}\nX_PLUGML_NODE={name}")
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-                loop.add_signal_handler(number, node.stop, 0, f"got {number.name}")
+            on_signals(loop, lambda number: node.stop(0, f"got {signal.Signals(number).name}"))
             machine = make_machine(node)
             gc.collect()
             gc.freeze()  # what lives from the start is never garbage: full collections skip it

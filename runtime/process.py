@@ -12,9 +12,10 @@ import asyncio
 import ctypes
 import os
 import subprocess
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from signal import SIGCONT, SIGKILL, SIGTERM, Signals
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from .output import Piece, Splitter, Tail
 
@@ -140,6 +141,7 @@ class Child:
         self,
         loop: asyncio.AbstractEventLoop,
         process: subprocess.Popen[bytes],
+        pidfd: int,
         pumps: tuple[Pump, Pump],
         on_exit: Callable[[Exit], object],
         sweep_group: bool,
@@ -152,8 +154,8 @@ class Child:
         self._on_exit = on_exit
         self._sweep_group = sweep_group
         self._killer: asyncio.TimerHandle | None = None
-        self._pidfd = os.pidfd_open(process.pid)
-        loop.add_reader(self._pidfd, self._ended)
+        self._pidfd = pidfd
+        loop.add_reader(pidfd, self._ended)
 
     def signal(self, number: int) -> None:
         """Send a signal to the whole process group.  After the end it does nothing: the number may be another's."""
@@ -228,33 +230,39 @@ def spawn(
         if os.getppid() != parent:
             os._exit(128 + death_signal)  # it died before we could ask to be told
 
-    descriptor = os.open(stdin, os.O_RDONLY | os.O_CLOEXEC) if isinstance(stdin, str) else stdin
+    held: list[int] = []  # descriptors that are ours alone, until the pumps have them
     try:
-        process = subprocess.Popen(
-            list(argv),
-            stdin=descriptor,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=None if env is None else dict(env),
-            cwd=cwd,
-            pass_fds=tuple(pass_fds),
-            process_group=0,
-            preexec_fn=die_with_parent,
-            bufsize=0,
-        )
-    finally:
         if isinstance(stdin, str):
+            stdin = os.open(stdin, os.O_RDONLY | os.O_CLOEXEC)
+            held.append(stdin)
+        out_read, out_write = os.pipe2(os.O_CLOEXEC)
+        held += [out_read, out_write]
+        err_read, err_write = os.pipe2(os.O_CLOEXEC)
+        held += [err_read, err_write]
+        with warnings.catch_warnings():
+            # Python from 3.12 on warns of forks beside threads; what runs between fork and exec takes no lock, see above.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process = subprocess.Popen(
+                list(argv),
+                stdin=stdin,
+                stdout=out_write,
+                stderr=err_write,
+                env=None if env is None else dict(env),
+                cwd=cwd,
+                pass_fds=tuple(pass_fds),
+                process_group=0,
+                preexec_fn=die_with_parent,
+            )
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except OSError:  # no descriptor left
+            process.kill()
+            process.wait()
+            raise
+        for descriptor in (out_read, err_read):
+            held.remove(descriptor)
+    finally:
+        for descriptor in held:
             os.close(descriptor)
-    pumps = (
-        Pump(loop, _descriptor_of(process.stdout), on_stdout, on_stdout_piece),
-        Pump(loop, _descriptor_of(process.stderr), on_stderr, on_stderr_piece),
-    )
-    return Child(loop, process, pumps, on_exit, sweep_group)
-
-
-def _descriptor_of(pipe: IO[bytes] | None) -> int:
-    """Take a pipe away from Popen: a descriptor of its own, closed by the pump."""
-    assert pipe is not None
-    descriptor = os.dup(pipe.fileno())
-    pipe.close()
-    return descriptor
+    pumps = Pump(loop, out_read, on_stdout, on_stdout_piece), Pump(loop, err_read, on_stderr, on_stderr_piece)
+    return Child(loop, process, pidfd, pumps, on_exit, sweep_group)

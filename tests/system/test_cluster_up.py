@@ -366,3 +366,25 @@ def test_logs_show_nodes_in_the_order_of_time(desk: Desk) -> None:
     assert all("node=s0." in line for line in desk.ok("logs", "--cluster", name, "s0").splitlines())
     code, _, err = desk.run("logs", "--cluster", name, "s7")
     assert code == 2 and "there are a0, m0, s0" in err
+
+
+def test_logs_of_a_job_are_found_from_anywhere(desk: Desk) -> None:
+    name = desk.up("lab", 1)
+    trainer = Path(__file__).parents[2] / "examples" / "hello" / "hello.sh"
+    words = ["run", "--cluster", name, "-n", "2", "--name", "greet", "--table", "w=4", "--", "sh", str(trainer), "3"]
+    process = desk.start(*words, cwd=desk.directory)
+    _, err = process.communicate(timeout=HANG_S)
+    assert process.returncode == 0, err
+    lines = desk.ok("logs", "--cluster", name, "greet").splitlines()
+    assert [line.split("=")[0] for line in lines] == ["[w0] clock", "[w1] clock"]
+    assert "greet" in desk.ok("jobs", "--cluster", name)
+    assert json.loads(desk.ok("rm", "greet", "--cluster", name, "--json"))["state"] == "removed"
+    code, _, err_text = desk.run("stop", "greet", "--cluster", name)
+    assert code == 1 and err_text == "plugml: there is no job 'greet'; known are none at all\n"
+
+
+def test_two_clusters_never_share_a_root(desk: Desk) -> None:
+    name = desk.up("lab", 1)
+    code, _, err = desk.run("up", "-d", "--name", desk.name("other"), "--root", str(desk.root("lab")))
+    assert code == 1 and f"the root {desk.root('lab')} is in use by another cluster" in err
+    assert len(desk.nodes(name)) == 2 and desk.status(name)["cluster"] == name

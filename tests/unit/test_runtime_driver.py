@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import uvloop
+
 from plugml.runtime.driver import STORY_EVENTS, Driver
 from plugml.runtime.node import now_us
 

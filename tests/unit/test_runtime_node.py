@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from plugml.core.errors import WorldError
 from plugml.runtime.log import LogFile, line_of
 

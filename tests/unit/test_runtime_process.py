@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import uvloop
+
 from plugml.runtime.output import CUT, END, LINE_BYTES_MAX, NEWLINE, RETURN, Piece, Splitter, Tail, readable
 from plugml.runtime.process import Child, Exit, spawn
 
