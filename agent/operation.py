@@ -117,8 +117,7 @@ class Operation:
         if self.scatter is not None:
             if self.scatter.unsent:
                 effects += self.scatter.pump(self)
-            rides = self.job.one_home and self.scatter.sent and not self.scatter.again
-            if not self.scatter.done and not rides:
+            if not self.scatter.done and not (self.job.one_home and self.scatter.at_once):
                 return effects
         if self.ticking and not self.clock_told:
             self.clock_told = True
@@ -177,9 +176,8 @@ class Operation:
 
     def _gate_open(self) -> bool:
         """As far as we know, the values that we wait for may be read."""
-        if self.gather is None:
-            return True
-        return self.job.closed >= self.gather.closed and self.job.slowest >= self._slowest_needed()
+        gather, job = self.gather, self.job
+        return gather is None or (job.closed >= gather.closed and job.slowest >= self._slowest_needed())
 
     def _is_carried(self) -> bool:
         """All of it that concerns others is where it belongs."""

@@ -71,6 +71,11 @@ class Scatter:
         return not self.unsent and not self.asking
 
     @property
+    def at_once(self) -> bool:
+        """Every part went out, each once, and none had to be asked about."""
+        return self.sent and not self.again
+
+    @property
     def done(self) -> bool:
         return not self.unsent and not self.unacked and not self.asking
 
