@@ -111,10 +111,17 @@ class Desk:
         if "job" in fields:  # told to a restarted agent: this run exists already, and must not begin anew if it has ended
             ticket.job = self.house.job(fields["job"], ticket.spec.name)
             return self._with_map(ticket, now_us)
+        return self._ask_job(ticket, self.house.names.get(ticket.spec.name, 0), now_us)
+
+    def _ask_job(self, ticket: Ticket, after: int, now_us: int) -> list[Any]:
+        """Ask for the job that runs under the name, or for a run that follows `after`."""
+        assert ticket.spec is not None
         document = ticket.spec.to_document()
-        return self._ask_master(ticket, lambda number: m.JobAsk(number, document), now_us)
+        return self._ask_master(ticket, lambda number: m.JobAsk(number, document, after), now_us)
 
     def _on_job_told(self, ticket: Ticket, told: m.JobTold, now_us: int) -> list[Any]:
+        if told.code == Code.AGAIN:
+            return self._ask_job(ticket, told.job, now_us)  # the newest run of the name was not known here
         if told.code:
             return no(ticket, told.code, told.text)
         assert ticket.spec is not None

@@ -136,6 +136,10 @@ def _register(state: State, sender: str, ask: m.JobAsk, sight: Sight, limits: Li
         if not all(sight.gone(agent) for agent in named.agents()):
             raise RequestError(Code.COLLIDE, _collision(spec, named.spec))
         before = end(state, named.number, STOPPED, "its agent is gone, and its name was used again")
+    newest = named.number if named is not None else 0
+    if ask.after != newest:
+        text = f"the newest run of {spec.name!r} is job {newest}, not {ask.after}"
+        return Outcome(state, (Send(sender, m.JobTold(ask.request, Code.AGAIN, text, newest)),))
     if not sight.servers:
         return Outcome(state, waits=True)
 

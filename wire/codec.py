@@ -129,7 +129,7 @@ SHAPES: tuple[Shape, ...] = (
     _shape(41, m.Registered),
     _shape(42, m.Beat),
     _shape(43, m.BeatAck),
-    _shape(44, m.JobAsk),
+    _shape(44, m.JobAsk, a="after"),
     _shape(45, m.JobTold, a="code"),
     _shape(46, m.AttachAsk, a="after"),
     _shape(47, m.AttachTold, a="code"),

@@ -147,7 +147,10 @@ class MasterWorld:
 
     def ask_job(self, agent: str, document: JobSpec | dict[str, Any]) -> int:
         request = self.number()
-        self.feed(agent, m.JobAsk(request, document.to_document() if isinstance(document, JobSpec) else document))
+        asked = document.to_document() if isinstance(document, JobSpec) else document
+        state = self.machine.ledger.state
+        newest = state.job_named(str(asked.get("name"))) if state is not None else None
+        self.feed(agent, m.JobAsk(request, asked, newest.number if newest is not None else 0))
         return request
 
     def job(self, agent: str, document: JobSpec | dict[str, Any]) -> m.JobTold:

@@ -53,11 +53,11 @@ class JobRun:
             return self._broken(*next(iter(states.items())))
         if all(launcher.alive and launcher.done and launcher.job_number for launcher in self.launchers) and not self._asked_export:
             self._asked_export = True
-            self.launchers[0].export("/result", self._judge)
+            self.launchers[0].export(f"/{self.plan.job}/result", self._judge)
         return False
 
     def _judge(self, answer: dict[str, Any]) -> None:
-        files = self.launchers[0].host.exported["/result"]
+        files = self.launchers[0].host.exported[f"/{self.plan.job}/result"]
         self.ledger.judge_export(files, int(answer["clock"]), final=True)
         self.launchers[0].end_job(self._ended)
 

@@ -203,6 +203,8 @@ class Launcher:
             return
         if asked["op"] in ("exited", "opened"):
             return  # the channel is gone already
+        if answer.get("code") == "NONFINITE" and asked["op"] == "export" and self.ledger.doomed:
+            return
         if answer.get("code") in ("STOP", "GONE"):
             self._ended_already(asked, answer)
             return
@@ -304,7 +306,7 @@ class Launcher:
             self.ask("stat", {}, lambda answer: None)
         elif kind == 2:
             self._exports += 1
-            place = f"/snapshot-{self._exports}"
+            place = f"/{self.spec.name}/snapshot-{self._exports}"
             self.export(place, lambda answer: self._judge(place, answer))
         else:
             self._write({"op": "frobnicate", "id": -1})

@@ -21,6 +21,7 @@ from plugml.core.effects import Send
 from plugml.master import decisions
 from plugml.master.ledger import Ledger, Released
 from plugml.server.clock import ClockMachine
+from plugml.server.hosted import Hosted
 from plugml.server.memory import Memory
 from plugml.server.node import ServerMachine
 from plugml.server.parking import Parked
@@ -81,7 +82,8 @@ def calm(world: World, plan: Plan) -> None:
     network.drop = network.double = network.corrupt = network.straggle = network.replay = 0.0
     plan.agent_crash_us = plan.master_crash_us = plan.program_kill_us = plan.launcher_kill_us = 0
     plan.pause_us = plan.cut_us = plan.slow_us = plan.server_crash_at_us = 0
-    plan.effect_crash = plan.linger = plan.store_unknown = plan.mischief = 0.0
+    plan.effect_crash = plan.linger = plan.store_unknown = plan.mischief = plan.stale_bells = plan.param_full = 0.0
+    plan.overflow_clock, plan.rounds, plan.others = -1, 1, []
 
 
 def under(consistency: str, workers: int = 2, **rates: Any) -> Callable[[World, Plan], None]:
@@ -105,6 +107,11 @@ def offered(world: World, plan: Plan) -> None:
     under("bsp", workers=3, net_straggle=0.5, program_kill_us=30_000)(world, plan)
     while plan.spec is None or all(table.init != "program" for table in plan.spec.tables):
         plan.spec = draw_spec(world, plan, "bsp")
+
+
+def alone(world: World, plan: Plan) -> None:
+    """One server, so that ticks ride behind their pushes, and a network that mixes them up."""
+    under("bsp", net_straggle=0.4, net_drop=0.05, servers=1)(world, plan)
 
 
 def weighed(world: World, plan: Plan) -> None:
@@ -214,7 +221,7 @@ def tick_before_the_acks(original: Original) -> Original:
         effects = original(self)
         if self.ticking and not self.clock_told and self.scatter is not None and not self.scatter.unsent and not self.scatter.asking:
             self.clock_told = True
-            effects.append(self._tick())
+            effects += [send._replace(message=send.message._replace(seq=0, ranges=())) for send in self._tick()]
         return effects
 
     return pump_push
@@ -288,6 +295,10 @@ def hear_dead_generations(original: Original) -> Original:
     return stream
 
 
+def count_a_tick_without_its_push(original: Original) -> Original:
+    return lambda self, ranges, worker, gen, seq: True
+
+
 def count_repeated_ticks(original: Original) -> Original:
     def on_tick(self: ClockMachine, sender: str, tick: m.Tick) -> Any:
         member = self.members.get(tick.worker)
@@ -358,13 +369,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("agent: one ack for all ranges", Scatter, "on_ack", one_ack_for_all, under("asp", net_drop=0.3)),
     Mutant("agent: guess prev after a restart", Stream, "prev_of", guess_prev_after_a_restart, under("asp", agent_crash_us=100_000)),
     Mutant("agent: never resend a push", Scatter, "resend", no_resend, under("bsp", net_drop=0.1)),
+    Mutant("server: count a riding tick without its push", Hosted, "holds", count_a_tick_without_its_push, alone),
     Mutant("clock: count repeated ticks", ClockMachine, "_on_tick", count_repeated_ticks, under("bsp", net_double=0.3)),
     Mutant("server: lead for the dead", ServerMachine, "_on_map", lead_for_the_dead, dying),
     Mutant("codec: no checksum", codec, "crc32", no_checksum, under("asp", net_corrupt=0.3)),
     Mutant("server: no fence", RangeMachine, "_on_push", no_fence, under("asp", net_double=0.3, net_straggle=0.4, program_kill_us=60_000)),
     Mutant("server: take lower claims", RangeMachine, "_on_init", take_lower_claims, offered),
     Mutant("clock: a dead worker keeps its claim", ClockMachine, "_drop_claim_of", keep_a_claim_of_the_dead, offered),
-    Mutant("clock: hear dead generations", ClockMachine, "_stream", hear_dead_generations, under("bsp", net_straggle=0.4, program_kill_us=50_000)),
+    Mutant("clock: hear dead generations", ClockMachine, "_stream", hear_dead_generations, under("bsp", net_straggle=0.3, net_straggle_us=(100_000, 2_000_000), launcher_kill_us=400_000)),
     Mutant("master: follow any generation", decisions, "attach", follow_any_generation, under("asp", agent_crash_us=80_000, net_replay=0.3)),
     Mutant("master: answer before the store", Ledger, "advance", answer_before_the_store, unstable),
 )  # fmt: skip

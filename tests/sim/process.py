@@ -179,7 +179,7 @@ class Process:
         self.effects_performed += 1
         performer = self._performers.get(type(effect))
         if performer is None:
-            raise Violation(f"{self.name} asked for an effect that nobody performs: {effect!r}")
+            raise TypeError(f"{self.name} asked for an effect that nobody performs: {effect!r}")
         if type(effect) is not Send and self.world.print_trace:
             self.world.note(self.name, "does", effect)
         try:
