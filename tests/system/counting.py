@@ -19,6 +19,7 @@ from tests.conftest import require
 from tests.system.run_kit import ROOT, Place, Running, children, wait_for
 
 ELEMENTS = 100
+BIG = 300_000  # elements that lie on several servers
 HELLO = ROOT / "examples" / "hello"
 LANGUAGES = ("c", "r", "sh")
 
@@ -58,10 +59,10 @@ def sums(place: Place, name: str = "count") -> list[int]:
     return [int(value) for value in values]
 
 
-def counted(clocks: Sequence[int]) -> list[int]:
+def counted(clocks: Sequence[int], elements: int = ELEMENTS) -> list[int]:
     """What the table holds when worker k has pushed so many clocks, each once."""
     first = sum((worker + 1) * number * (number + 1) // 2 for worker, number in enumerate(clocks))
-    return [first + sum(clocks) * i for i in range(ELEMENTS)]
+    return [first + sum(clocks) * i for i in range(elements)]
 
 
 # -- who is who -------------------------------------------------------------------------------------------------------
@@ -82,25 +83,38 @@ def agent_pid(root: Path) -> int:
         return 0
 
 
-def node_pids(below: int, *words: str) -> list[int]:
-    """Processes under `below` with all these words in their command line."""
-    return [pid for pid, line in children(below).items() if all(word in line for word in words)]
+def node_pid(run: Running, word: str) -> int:
+    """The process under the run with this word in its command line; 0 while there is none."""
+    return next((pid for pid, line in children(run.pid).items() if any(part.endswith(word) for part in line)), 0)
+
+
+def counter(root: Path, name: str) -> int:
+    """One of the agent's counters, as it wrote them last; -1 before it has."""
+    try:
+        lines = dict(line.split("=") for line in (root / "agent.stat").read_text().splitlines())
+    except OSError:
+        return -1
+    return int(lines[name])
+
+
+def has_rung(channel: Path) -> bool:
+    """The program has written a request that is not answered yet."""
+    line = (channel / "cmd").read_bytes().partition(b"\n")[0].split()
+    done = int.from_bytes((channel / "ctl").read_bytes()[0x80:0x88], "little")
+    return len(line) > 1 and int(line[1]) == done + 1
+
+
+def kill(pid: int, whole_group: bool = False) -> None:
+    """kill -9 of one process, or of everything that it has started as well."""
+    assert pid > 1, "0 and below are the test's own group, and everybody"
+    (os.killpg if whole_group else os.kill)(pid, signal.SIGKILL)
 
 
 def kill_agent(root: Path) -> int:
-    """kill -9; gives the pid that is no more."""
+    """Gives the pid that is no more."""
     pid = agent_pid(root)
-    os.kill(pid, signal.SIGKILL)
+    kill(pid)
     return pid
-
-
-def done_seq(root: Path, worker: int, job: str = "count") -> int:
-    """Requests that the newest generation of a worker has had answered; -1 while it has no channel."""
-    newest = max(root.glob(f"{job}.{worker}.*/ctl"), key=lambda path: int(path.parent.name.rpartition(".")[2]), default=None)
-    try:
-        return -1 if newest is None else int.from_bytes(newest.read_bytes()[0x80:0x88], "little")
-    except OSError:
-        return -1
 
 
 def clock_of(root: Path, worker: int, job: str = "count") -> int:
@@ -112,9 +126,15 @@ def clock_of(root: Path, worker: int, job: str = "count") -> int:
         return -1
 
 
-def await_clock(run: Running, root: Path, worker: int, clock: int) -> None:
+def await_channel(run: Running, top: Path, name: str) -> None:
+    """Until the channel is there: it and those of lower workers are made in order, and not one in use is missing."""
+    wait_for(lambda: any(top.glob(f"*/{name}")) or not is_on(run), f"channel {name}")
+    assert is_on(run), f"the run has ended:\n{run.stderr}"
+
+
+def await_clock(run: Running, root: Path, worker: int, clock: int, job: str = "count") -> None:
     """Until a worker has finished that many clocks, or the run has ended."""
-    wait_for(lambda: clock_of(root, worker) >= clock or not is_on(run), f"clock {clock} of worker {worker}")
+    wait_for(lambda: clock_of(root, worker, job) >= clock or not is_on(run), f"clock {clock} of worker {worker}")
 
 
 def is_on(run: Running) -> bool:

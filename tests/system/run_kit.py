@@ -136,19 +136,20 @@ class Running:
 
 
 def children(pid: int) -> dict[int, list[str]]:
-    """Every process below `pid` with its command line."""
+    """Every process below `pid` with its command line.  Some end while we look."""
+    numbers: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            numbers += [int(word) for word in Path(f"/proc/{pid}/task/{thread}/children").read_text().split()]
+    except OSError:
+        pass
     found: dict[int, list[str]] = {}
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+    for number in numbers:
         try:
-            numbers = [int(word) for word in task.read_text().split()]
-        except OSError:  # the thread has ended
+            found[number] = Path(f"/proc/{number}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
             continue
-        for number in numbers:
-            try:
-                found[number] = (Path("/proc") / str(number) / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            except OSError:
-                continue
-            found |= children(number)
+        found |= children(number)
     return found
 
 
