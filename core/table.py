@@ -273,9 +273,11 @@ class Layout(NamedTuple):
 def choose_block_bytes(nbytes: int, servers: int, low: int, high: int) -> int:
     """Bytes of a block so that each server gets about four: a power of two from `low` to `high`.
 
-    >>> choose_block_bytes(16 << 20, 4, 64 << 10, 1 << 20)
-    1048576
+    A lone server gets the largest blocks: there is nothing to balance, and each block costs a message.
+
+    >>> choose_block_bytes(8 << 20, 4, 64 << 10, 1 << 20)
+    524288
     """
-    wish = max(1, nbytes // (4 * max(1, servers)))
+    wish = max(1, nbytes // (4 * servers)) if servers > 1 else nbytes
     power = 1 << max(0, (wish - 1).bit_length())
     return max(low, min(high, power))

@@ -31,7 +31,7 @@ from ..wire.messages import Buffer, Message
 from .lent import Lent
 from .line import Line, Socket
 
-NO_COPY_BYTES = 64 << 10  # below this a copy costs less than handing the memory over
+NO_COPY_BYTES = 256 << 10  # below this a copy costs less than handing the memory over and hearing when it is free
 MESSAGES_A_TURN = 256
 IO_THREADS = 2
 LINGER_MS = 1_000
@@ -203,6 +203,8 @@ class Network:
         """Put a small message behind those that leave for this peer anyway; its payload may be changed from here on."""
         if not self._batching and self._reading is None:
             self._loop.call_soon(self._send_batches)
+        if len(line.batch) + len(frames) > self._limits.frames_max:
+            self._send_batch(line)
         self._batching[line.name] = line
         line.batch.append(frames[0])
         line.batch += [bytes(frame) for frame in frames[1:]]

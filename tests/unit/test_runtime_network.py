@@ -265,7 +265,7 @@ def test_a_peer_that_reads_nothing_gets_no_more_than_its_share(host: Host) -> No
     deaf.set(zmq.RCVBUF, 4096)
     deaf.send_multipart(codec.encode(ACK))
     host.until(lambda: host.got[S0])
-    block = np.zeros(1 << 16, "<f4")
+    block = np.zeros(1 << 17, "<f4")
     for _ in range(200):
         server.send(A0_AGAIN, push(block))
     for _ in range(20_000):
@@ -469,7 +469,7 @@ def test_the_queue_is_exact_at_its_marks() -> None:
 def test_small_messages_of_one_turn_travel_together_and_are_delivered_one_by_one(host: Host) -> None:
     server, agent = pair(host)
     before = len(host.got[S0])
-    small, block = np.arange(8, dtype="<f4"), np.ones(1 << 16, "<f4")
+    small, block = np.arange(8, dtype="<f4"), np.ones(1 << 17, "<f4")
     agent.send(S0, push(small))
     small[:] = 0  # whoever has sent a small payload may change it at once
     for seq in range(1, 100):
@@ -481,3 +481,13 @@ def test_small_messages_of_one_turn_travel_together_and_are_delivered_one_by_one
     assert kinds == ["Push", *["PushAck"] * 99, "Push", "PushAck"], "in the order in which they were sent"
     first = host.got[S0][before][1]
     np.testing.assert_array_equal(np.frombuffer(first.payload[0], "<f4"), np.arange(8))
+
+
+def test_messages_of_many_frames_are_not_put_together_beyond_what_a_peer_takes(host: Host) -> None:
+    _, agent = pair(host)
+    tiny = [np.full(1, number, "<f4") for number in range(1500)]
+    for seq in range(1, 8):
+        agent.send(S0, push(*tiny, seq=seq))
+    host.until(lambda: len(host.got[S0]) == 8)
+    assert [message.components[0].seq for _, message in host.got[S0][1:]] == list(range(1, 8))
+    assert host.networks[S0].refused == 0
