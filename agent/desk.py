@@ -111,10 +111,11 @@ class Desk:
         if "job" in fields:  # told to a restarted agent: this run exists already, and must not begin anew if it has ended
             ticket.job = self.house.job(fields["job"], ticket.spec.name)
             return self._with_map(ticket, now_us)
-        return self._ask_job(ticket, self.house.names.get(ticket.spec.name, 0), now_us)
+        known = self.house.jobs.get(self.house.names.get(ticket.spec.name, 0))
+        return self._ask_job(ticket, known.number if known is not None and known.ended() is not None else 0, now_us)
 
     def _ask_job(self, ticket: Ticket, after: int, now_us: int) -> list[Any]:
-        """Ask for the job that runs under the name, or for a run that follows `after`."""
+        """Ask for the job that runs under the name, or for a run that follows `after`, the newest one known to have ended."""
         assert ticket.spec is not None
         document = ticket.spec.to_document()
         return self._ask_master(ticket, lambda number: m.JobAsk(number, document, after), now_us)

@@ -41,8 +41,8 @@ class BeatAck(NamedTuple):
 class JobAsk(NamedTuple):
     """Register a job (JobSpec document).  While it runs the same document gives the same number; an unequal one is refused.
 
-    `after` is the number of the newest run of that name that the asker knows, 0 = none: only that one is followed.  So
-    a late question whose run has ended meanwhile begins no other; who knows an old run is told the newest (code AGAIN).
+    `after` is the newest run of that name that the asker knows to have ended, 0 = none: only that one is followed.  So a
+    late question whose run has ended meanwhile begins no other; who knows an older end is told the newest (code AGAIN).
     """
 
     request: int
