@@ -50,7 +50,7 @@ def master(id_: str, supervised: bool, log: str, verbose: bool, servers: int, **
     from ..runtime.log import LogFile
 
     cluster = _places(supervised, new=True, **where)
-    with _node(cluster, id_, "m"):
+    with _node(cluster, id_, "m", allow_disk=True):  # the agent judges: only the channels need memory
         hold = None if supervised else discovery.Hold(cluster._replace(pid=os.getpid(), keeper="master"))
         try:
             if hold is not None:
@@ -71,7 +71,7 @@ def server(id_: str, supervised: bool, log: str, verbose: bool, **where: Any) ->
     from ..server.main import run_server
 
     cluster = _places(supervised, new=False, **where)
-    with _node(cluster, id_, "s"):
+    with _node(cluster, id_, "s", allow_disk=True):
         master_id, master_endpoint = next(iter(cluster.masters.items()))
         lines = LogFile(id_, log, verbose)
         endpoint = cluster.endpoint(id_)
@@ -127,8 +127,13 @@ def _node(cluster: ClusterFile, id_: str, letter: str, allow_disk: bool = False)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(descriptor)
-        raise WorldError(f"another process is node {id_} of cluster {cluster.name} on this host: take another --id") from None
+        raise WorldError(
+            f"another process ({holder}) is node {id_} of cluster {cluster.name} on this host: end that one, or take another --id"
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     try:
         yield
     finally:

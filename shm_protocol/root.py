@@ -61,11 +61,14 @@ def prepare_root(root: Path, *, allow_disk: bool = False) -> list[str]:
     longest = SOCKET_PATH_MAX - SOCKET_NAME_MAX
     if len(os.fsencode(root)) > longest:
         raise RootError(f"the channel root {root} is longer than {longest} bytes, so no socket fits into it; choose a shorter PLUGML_ROOT")
-    for part in (root.parent, root):
-        if not part.is_dir() or part == root:
-            _make_private(part)
+    if not root.parent.is_dir():
+        if root.parent.parent.is_dir() and not allow_disk:
+            _check_in_memory(root, root.parent.parent)  # before anything is made
+        _make_private(root.parent)
+    warning = _check_parent(root)
+    _make_private(root)
     check_root(root, allow_disk=allow_disk)
-    return [text for text in (_remove_ipc_warning(root),) if text]
+    return [text for text in (warning, _remove_ipc_warning(root)) if text]
 
 
 def check_root(root: Path, *, allow_disk: bool = False) -> None:
@@ -80,12 +83,30 @@ def check_root(root: Path, *, allow_disk: bool = False) -> None:
         raise RootError(f"the channel root {root} belongs to {_user(found.st_uid)}, not to you; set PLUGML_ROOT to a directory of your own")
     if found.st_mode & 0o077:
         raise RootError(f"the channel root {root} has mode {found.st_mode & 0o777:04o}, others could reach it; run: chmod 700 {root}")
-    kind = file_system(root)
-    if kind not in IN_MEMORY and not allow_disk:
+    if not allow_disk:
+        _check_in_memory(root, root)
+
+
+def _check_in_memory(root: Path, existing: Path) -> None:
+    kind = file_system(existing)
+    if kind not in IN_MEMORY:
         raise RootError(
             f"the channel root {root} lies on {kind or 'an unknown file system'}, not in memory; set PLUGML_ROOT to a "
             "directory on tmpfs such as one under /dev/shm, or say --allow-disk (slow)"
         )
+
+
+def _check_parent(root: Path) -> str:
+    """Refuse, or warn of, a place where somebody else could put a directory of his own in the root's stead."""
+    found = os.stat(root.parent)
+    if found.st_uid not in (0, os.getuid()):
+        raise RootError(
+            f"{root.parent}, where the channel root {root.name} is to lie, belongs to {_user(found.st_uid)}, who could exchange it; "
+            "set PLUGML_ROOT to a directory of your own"
+        )
+    if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
+        return f"{root.parent}, where the channel root {root.name} lies, may be written by others, who could exchange it: chmod go-w {root.parent}"
+    return ""
 
 
 def _make_private(directory: Path) -> None:

@@ -266,7 +266,7 @@ def test_nodes_started_by_hand_in_any_order_find_each_other(desk: Desk) -> None:
         desk.until(lambda log=log: "event=ready" in log.read_text())
 
     code, _, err = desk.run("server", *where, "--id", "s0")
-    assert code == 1 and f"another process is node s0 of cluster {name}" in err
+    assert code == 1 and f"another process ({nodes['s0'].pid}) is node s0 of cluster {name} on this host: end that one" in err
     code, _, err = desk.run("master", *where, "--id", "m1")
     assert code == 1 and f"cluster {name} runs already" in err
     code, _, err = desk.run("down", name)

@@ -81,6 +81,20 @@ def test_a_root_of_somebody_else_is_refused(place: Path, does_not_apply: Callabl
         roots.check_root(place)
 
 
+def test_a_root_that_somebody_else_could_exchange_is_refused(place: Path, does_not_apply: Callable[[str], None]) -> None:
+    place.mkdir(mode=0o700)
+    place.chmod(0o777)
+    (warning,) = roots.prepare_root(place / "inner")
+    assert "who could exchange it: chmod go-w" in warning
+    place.chmod(0o1777)
+    assert not roots.prepare_root(place / "inner")
+    if os.getuid() != 0:
+        does_not_apply("only the superuser can make another user's directory")
+    os.chown(place, 12345, 12345)
+    with pytest.raises(RootError, match="belongs to user 12345, who could exchange it; set PLUGML_ROOT"):
+        roots.prepare_root(place / "inner")
+
+
 def test_a_root_without_a_parent_is_refused(place: Path) -> None:
     with pytest.raises(RootError, match="parent .* does not exist"):
         roots.prepare_root(place / "a" / "b" / "c")
