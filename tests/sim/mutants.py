@@ -11,25 +11,23 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from plugml.agent.channel import Channel
-from plugml.agent.effects import Reply, SetDone
 from plugml.agent.operation import Operation
 from plugml.agent.transfer import Scatter, Stream
-from plugml.core.effects import Send
 from plugml.master import decisions
-from plugml.master.ledger import Ledger, Released
+from plugml.master.ledger import Ledger
 from plugml.server.clock import ClockMachine
 from plugml.server.hosted import Hosted
 from plugml.server.memory import Memory
 from plugml.server.node import ServerMachine
-from plugml.server.parking import Parked
 from plugml.server.range import RangeMachine
 from plugml.server.staging import Staging
 from plugml.wire import codec
-from plugml.wire import messages as m
 
+from . import sabotage as act
 from .cluster import Cluster
 from .weather import Plan, draw_plan, draw_spec
 from .world import Violation, World
@@ -38,8 +36,6 @@ SEEDS = 50
 #: What counts as caught.  Anything else that is raised is a fault of the sabotage itself.
 CAUGHT = (AssertionError, Violation)
 
-Original = Callable[..., Any]
-
 
 class Mutant(NamedTuple):
     """`sabotage(original)` gives the method that takes the place of `owner.name`."""
@@ -47,7 +43,7 @@ class Mutant(NamedTuple):
     title: str
     owner: Any
     name: str
-    sabotage: Callable[[Original], Original]
+    sabotage: Callable[[Callable[..., Any]], Callable[..., Any]]
     bias: Callable[[World, Plan], None]
 
 
@@ -114,6 +110,19 @@ def alone(world: World, plan: Plan) -> None:
     under("bsp", net_straggle=0.4, net_drop=0.05, servers=1)(world, plan)
 
 
+def haunted(world: World, plan: Plan) -> None:
+    """Agents that repeat themselves late, and whose last words arrive after their successors have begun."""
+    under("bsp", net_straggle=0.1, net_straggle_us=(800_000, 2_500_000), launcher_kill_us=600_000, think_us=(100, 2_000))(world, plan)
+    plan.limits = replace(plan.limits, resend_us=300_000, resend_us_max=600_000)
+    plan.clocks, plan.weather_us = 60, 8_000_000
+
+
+def belated(world: World, plan: Plan) -> None:
+    """Short jobs, and questions that arrive after their end."""
+    under("asp", net_straggle=0.3, net_straggle_us=(300_000, 3_000_000), think_us=(100, 1_000), launcher_kill_us=300_000)(world, plan)
+    plan.clocks = 3
+
+
 def weighed(world: World, plan: Plan) -> None:
     """Means of several pushes in a clock, and agents that die within it."""
     under("bsp", effect_crash=0.03, agent_crash_us=100_000)(world, plan)
@@ -134,251 +143,35 @@ def dying(world: World, plan: Plan) -> None:
     plan.shuffled_start, plan.think_us = False, (500, 20_000)
 
 
-# -- sabotages --------------------------------------------------------------------------------------------------------
-
-
-def forget_repeats(original: Original) -> Original:
-    def on_push(self: RangeMachine, sender: str, push: m.Push) -> Any:
-        worker, gen, seq, prev, _clock, _weight = push.components[0]
-        row_gen, last = self.rows.get(worker, (0, 0))
-        if gen == row_gen and seq <= last:
-            self.rows[worker] = (gen, prev)
-        return original(self, sender, push)
-
-    return on_push
-
-
-def no_fence(original: Original) -> Original:
-    def on_push(self: RangeMachine, sender: str, push: m.Push) -> Any:
-        worker, gen = push.components[0][:2]
-        if gen < self.rows.get(worker, (0, 0))[0]:
-            self.rows[worker] = (gen, push.components[0].prev)
-        return original(self, sender, push)
-
-    return on_push
-
-
-def ack_what_is_not_taken(original: Original) -> Original:
-    def on_push(self: RangeMachine, sender: str, push: m.Push) -> Any:
-        worker, gen, seq, _prev, clock, _weight = push.components[0]
-        if clock % 3 == 2 and seq > self.rows.get(worker, (0, 0))[1]:
-            return [Send(sender, self._ack(worker, gen, seq))]
-        return original(self, sender, push)
-
-    return on_push
-
-
-def answer_before_the_close(original: Original) -> Original:
-    """The range says that it stands where it was asked to stand.  (An honest early answer the agent would not take.)"""
-
-    def answer(self: RangeMachine, asked: Any) -> Any:
-        effects = []
-        for sender, pull in asked:
-            for effect in original(self, [Parked(sender, pull._replace(closed=min(pull.closed, self.closed)))]):
-                told = effect.message
-                effects.append(Send(sender, told._replace(closed=pull.closed)) if isinstance(told, m.Values) else effect)
-        return effects
-
-    return answer
-
-
-def answer_before_own_push(original: Original) -> Original:
-    def answer(self: RangeMachine, asked: Any) -> Any:
-        return original(self, [Parked(sender, pull._replace(after=0)) for sender, pull in asked])
-
-    return answer
-
-
-def close_without_the_slowest(original: Original) -> Original:
-    def done(self: ClockMachine, clock: int) -> bool:
-        return bool(original(self, clock)) or len(self._ticks.get(clock, ())) >= max(1, self.members.count - 1)
-
-    return done
-
-
-def close_twice(original: Original) -> Original:
-    def on_close(self: RangeMachine, sender: str, close: m.Close) -> Any:
-        return original(self, sender, close._replace(clock=self.closed))
-
-    return on_close
-
-
-def sum_dead_generations(original: Original) -> Original:
-    def plan(self: Staging, clock: int, members: Any) -> Any:
-        workers = self._clocks.get(clock, {})
-        every = [(worker, staged.gen) for worker in workers for staged in workers[worker]]
-        return original(self, clock, sorted({*members, *every}))
-
-    return plan
-
-
-def write_into_lent(original: Original) -> Original:
-    return lambda self, array: False
-
-
-def tick_before_the_acks(original: Original) -> Original:
-    def pump_push(self: Operation) -> Any:
-        effects = original(self)
-        if self.ticking and not self.clock_told and self.scatter is not None and not self.scatter.unsent and not self.scatter.asking:
-            self.clock_told = True
-            effects += [send._replace(message=send.message._replace(seq=0, ranges=())) for send in self._tick()]
-        return effects
-
-    return pump_push
-
-
-def one_ack_for_all(original: Original) -> Original:
-    def on_ack(self: Scatter, ack: Any) -> bool:
-        news = bool(original(self, ack))
-        if news and not self.unsent and not self.asking:
-            for part, server in self.unacked.values():
-                self.credits.give(server, part.nbytes)
-            self.unacked.clear()
-        return news
-
-    return on_ack
-
-
-def guess_prev_after_a_restart(original: Original) -> Original:
-    return lambda self, range_number: self.prev.get(range_number, 0)
-
-
-def reply_before_done(original: Original) -> Original:
-    def finish(self: Channel, *arguments: Any, **named: Any) -> Any:
-        effects = original(self, *arguments, **named)
-        replies = [effect for effect in effects if isinstance(effect, Reply)]
-        at = next((number for number, effect in enumerate(effects) if isinstance(effect, SetDone)), len(effects))
-        return [*effects[:at], *replies, *(effect for effect in effects[at:] if not isinstance(effect, Reply))]
-
-    return finish
-
-
-def answer_an_old_line_again(original: Original) -> Original:
-    """An adopting agent that does not look at done_seq acts on the line once more."""
-
-    def was_answered(self: Channel, line: bytes) -> bool:
-        if original(self, line):
-            self.done_seq -= 1
-        return False
-
-    return was_answered
-
-
-def take_lower_claims(original: Original) -> Original:
-    def on_init(self: RangeMachine, sender: str, init: m.Init) -> Any:
-        if init.claim < self.claim:
-            self.claim = init.claim - 1
-        return original(self, sender, init)
-
-    return on_init
-
-
-def keep_a_claim_of_the_dead(original: Original) -> Original:
-    return lambda self, worker: None
-
-
-def no_resend(original: Original) -> Original:
-    return lambda self, *arguments: []
-
-
-def no_checksum(original: Original) -> Original:
-    return lambda data, value=0: 0
-
-
-def hear_dead_generations(original: Original) -> Original:
-    """The clock takes whoever speaks for the worker's newest generation."""
-
-    def stream(self: ClockMachine, sender: str, message: Any) -> Any:
-        member = self.members.get(message.worker)
-        return member if member is not None and message.gen < member.gen else original(self, sender, message)
-
-    return stream
-
-
-def count_a_tick_without_its_push(original: Original) -> Original:
-    return lambda self, ranges, worker, gen, seq: True
-
-
-def count_repeated_ticks(original: Original) -> Original:
-    def on_tick(self: ClockMachine, sender: str, tick: m.Tick) -> Any:
-        member = self.members.get(tick.worker)
-        return original(self, sender, tick._replace(clock=max(tick.clock, member.finished)) if member is not None else tick)
-
-    return on_tick
-
-
-def forget_earlier_weights(original: Original) -> Original:
-    def init(self: Channel, opened: Any, *rest: Any) -> None:
-        original(self, opened._replace(weight=0.0), *rest)
-
-    return init
-
-
-def follow_any_generation(original: Original) -> Original:
-    def attach(state: Any, sender: str, ask: m.AttachAsk) -> Any:
-        job = state.jobs.get(ask.job)
-        last = job.attached.get(ask.worker) if job is not None else None
-        return original(state, sender, ask._replace(after=last.gen if last is not None else 0))
-
-    return attach
-
-
-def answer_before_the_store(original: Original) -> Original:
-    """The state is told as soon as it is on its way to the store."""
-
-    def advance(self: Ledger) -> Any:
-        released = original(self)
-        held, self._held = self._held, Released([], [])
-        return Released([*held.effects, *released.effects], [*held.maps, *released.maps])
-
-    return advance
-
-
-def lead_for_the_dead(original: Original) -> Original:
-    """A restarted server takes the ranges of the incarnation before it, with nothing in them."""
-
-    def on_map(self: ServerMachine, sender: str, told: m.MapTold) -> None:
-        node_id = self.name.split(".")[0] + "."
-
-        def own(name: str) -> str:
-            return self.name if name.startswith(node_id) else name
-
-        document = dict(told.document)
-        document["ranges"] = [[number, epoch, [own(name) for name in names]] for number, epoch, names in document["ranges"]]
-        document["endpoints"] = {own(name): endpoint for name, endpoint in document["endpoints"].items()}
-        original(self, sender, told._replace(document=document))
-
-    return on_map
-
-
 #: The quickest and most telling ones first.
 MUTANTS: tuple[Mutant, ...] = (
-    Mutant("server: forget repeats", RangeMachine, "_on_push", forget_repeats, under("asp", net_double=0.3, net_straggle=0.2)),
-    Mutant("agent: reply before done_seq", Channel, "finish", reply_before_done, under("bsp")),
-    Mutant("server: write into a lent array", Memory, "_in_use", write_into_lent, under("asp", net_lend=1.0, net_lent_us=(1_000, 60_000))),
-    Mutant("agent: tick before the acks", Operation, "_pump_push", tick_before_the_acks, under("bsp", net_straggle=0.3)),
-    Mutant("clock: close without the slowest", ClockMachine, "_done", close_without_the_slowest, under("bsp", workers=3)),
-    Mutant("server: answer a pull before the close", RangeMachine, "_answer", answer_before_the_close, under("bsp")),
-    Mutant("agent: act on an answered line", Channel, "_was_answered", answer_an_old_line_again, under("asp", agent_crash_us=100_000, effect_crash=0.02)),
-    Mutant("agent: forget weights over a restart", Channel, "__init__", forget_earlier_weights, weighed),
-    Mutant("server: forget repeats, BSP", RangeMachine, "_on_push", forget_repeats, under("bsp", net_double=0.3, net_straggle=0.2)),
-    Mutant("server: ack what is not taken", RangeMachine, "_on_push", ack_what_is_not_taken, under("asp")),
-    Mutant("server: answer a pull before the own push", RangeMachine, "_answer", answer_before_own_push, under("asp", net_straggle=0.3)),
-    Mutant("server: close twice", RangeMachine, "_on_close", close_twice, under("bsp", net_double=0.3)),
-    Mutant("server: sum dead generations", Staging, "plan", sum_dead_generations, under("bsp", program_kill_us=60_000)),
-    Mutant("agent: one ack for all ranges", Scatter, "on_ack", one_ack_for_all, under("asp", net_drop=0.3)),
-    Mutant("agent: guess prev after a restart", Stream, "prev_of", guess_prev_after_a_restart, under("asp", agent_crash_us=100_000)),
-    Mutant("agent: never resend a push", Scatter, "resend", no_resend, under("bsp", net_drop=0.1)),
-    Mutant("server: count a riding tick without its push", Hosted, "holds", count_a_tick_without_its_push, alone),
-    Mutant("clock: count repeated ticks", ClockMachine, "_on_tick", count_repeated_ticks, under("bsp", net_double=0.3)),
-    Mutant("server: lead for the dead", ServerMachine, "_on_map", lead_for_the_dead, dying),
-    Mutant("codec: no checksum", codec, "crc32", no_checksum, under("asp", net_corrupt=0.3)),
-    Mutant("server: no fence", RangeMachine, "_on_push", no_fence, under("asp", net_double=0.3, net_straggle=0.4, program_kill_us=60_000)),
-    Mutant("server: take lower claims", RangeMachine, "_on_init", take_lower_claims, offered),
-    Mutant("clock: a dead worker keeps its claim", ClockMachine, "_drop_claim_of", keep_a_claim_of_the_dead, offered),
-    Mutant("clock: hear dead generations", ClockMachine, "_stream", hear_dead_generations, under("bsp", net_straggle=0.3, net_straggle_us=(100_000, 2_000_000), launcher_kill_us=400_000)),
-    Mutant("master: follow any generation", decisions, "attach", follow_any_generation, under("asp", agent_crash_us=80_000, net_replay=0.3)),
-    Mutant("master: answer before the store", Ledger, "advance", answer_before_the_store, unstable),
+    Mutant("server: forget repeats", RangeMachine, "_on_push", act.forget_repeats, under("asp", net_double=0.3, net_straggle=0.2)),
+    Mutant("agent: reply before done_seq", Channel, "finish", act.reply_before_done, under("bsp")),
+    Mutant("server: write into a lent array", Memory, "_in_use", act.write_into_lent, under("asp", net_lend=1.0, net_lent_us=(1_000, 60_000))),
+    Mutant("agent: tick before the acks", Operation, "_pump_push", act.tick_before_the_acks, under("bsp", net_straggle=0.3)),
+    Mutant("clock: close without the slowest", ClockMachine, "_done", act.close_without_the_slowest, under("bsp", workers=3)),
+    Mutant("server: answer a pull before the close", RangeMachine, "_answer", act.answer_before_the_close, under("bsp")),
+    Mutant("agent: act on an answered line", Channel, "_was_answered", act.answer_an_old_line_again, under("asp", agent_crash_us=100_000, effect_crash=0.02)),
+    Mutant("agent: forget weights over a restart", Channel, "__init__", act.forget_earlier_weights, weighed),
+    Mutant("server: forget repeats, BSP", RangeMachine, "_on_push", act.forget_repeats, under("bsp", net_double=0.3, net_straggle=0.2)),
+    Mutant("server: ack what is not taken", RangeMachine, "_on_push", act.ack_what_is_not_taken, under("asp")),
+    Mutant("server: answer a pull before the own push", RangeMachine, "_answer", act.answer_before_own_push, under("asp", net_straggle=0.3)),
+    Mutant("server: close twice", RangeMachine, "_on_close", act.close_twice, under("bsp", net_double=0.3)),
+    Mutant("server: sum dead generations", Staging, "plan", act.sum_dead_generations, under("bsp", program_kill_us=60_000)),
+    Mutant("agent: one ack for all ranges", Scatter, "on_ack", act.one_ack_for_all, under("asp", net_drop=0.3)),
+    Mutant("agent: guess prev after a restart", Stream, "prev_of", act.guess_prev_after_a_restart, under("asp", agent_crash_us=100_000)),
+    Mutant("agent: never resend a push", Scatter, "resend", act.no_resend, under("bsp", net_drop=0.1)),
+    Mutant("server: count a riding tick without its push", Hosted, "holds", act.count_a_tick_without_its_push, alone),
+    Mutant("clock: count repeated ticks", ClockMachine, "_on_tick", act.count_repeated_ticks, under("bsp", net_double=0.3)),
+    Mutant("server: lead for the dead", ServerMachine, "_on_map", act.lead_for_the_dead, dying),
+    Mutant("codec: no checksum", codec, "crc32", act.no_checksum, under("asp", net_corrupt=0.3)),
+    Mutant("server: no fence", RangeMachine, "_on_push", act.no_fence, under("asp", net_double=0.3, net_straggle=0.4, program_kill_us=60_000)),
+    Mutant("server: take lower claims", RangeMachine, "_on_init", act.take_lower_claims, offered),
+    Mutant("clock: a dead worker keeps its claim", ClockMachine, "_drop_claim_of", act.keep_a_claim_of_the_dead, offered),
+    Mutant("clock: hear dead generations", ClockMachine, "_stream", act.hear_dead_generations, haunted),
+    Mutant("master: follow any generation", decisions, "attach", act.follow_any_generation, under("asp", agent_crash_us=80_000, net_replay=0.3)),
+    Mutant("master: begin a run for any question", decisions, "register", act.begin_for_any_question, belated),
+    Mutant("master: answer before the store", Ledger, "advance", act.answer_before_the_store, unstable),
 )  # fmt: skip
 
 #: Rules that no run can break today, and why.
