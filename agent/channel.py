@@ -40,7 +40,7 @@ class Channel:
 
     __slots__ = (
         "name", "job", "number", "worker", "gen", "done_seq", "cur_seq", "clock", "version", "status", "weight",
-        "pushes", "elements", "state", "line", "request", "looked", "taken_up", "rung", "said_bye", "kept", "seen_us", "last_error", "reading",
+        "pushes", "elements", "state", "line", "request", "looked", "taken_up", "rung", "said_bye", "kept", "seen_us", "last_error", "refused", "reading",
     )  # fmt: skip
 
     def __init__(self, opened: e.ChannelOpened, now_us: int) -> None:
@@ -67,6 +67,7 @@ class Channel:
         self.kept = True  # its launcher lives, as far as we know
         self.seen_us = now_us  # when the program was last heard
         self.last_error = ""
+        self.refused = 0  # requests
         self.reading: bytes | None = None  # the line of `request`
 
     # -- the bell
@@ -193,7 +194,8 @@ class Channel:
 
     def _refuse(self, seq: int, line: bytes | None, code: Code, text: str, again: bool = False) -> list[Any]:
         self.line = line
-        self.last_error = f"{code.name}: {text}"
+        if code is not Code.STOP:
+            self.last_error = f"{code.name} at clock {self.clock}: {text}"
         reply = e.Reply(self.name, format_reply(Record(False, seq, self.clock, code=code)))
         error = e.WriteError(self.name, f"{code.name} seq={seq}: {text}"[:ONE_LINE_MAX])
         if seq != self.done_seq + 1 and not again:

@@ -21,6 +21,8 @@ from .transfer import Stream
 
 Key = tuple[int, int, int]  # job, worker, gen
 
+#: Codes that say: what the program sent is wrong, or has no room.
+FAULTS = (Code.FORMAT, Code.RANGE, Code.SIZE, Code.NONFINITE, Code.PERM, Code.NOSPC)
 #: What is counted over the life of the process.
 COUNTS = ("requests", "errors", "nacks", "strange", "pushes_closed", "asked")
 
@@ -138,8 +140,15 @@ class House:
         if operation.orphan:
             return self.farewell(operation.channel, now_us)
         self.counts["requests"] += 1
-        self.counts["errors"] += operation.channel.status != Code.OK
-        return []
+        return self._refused(operation.channel) if operation.channel.status != Code.OK else []
+
+    def _refused(self, channel: Channel) -> list[Any]:
+        """A refusal that the program may keep to itself is told its launcher: the 1st, 2nd, 4th, 8th ..."""
+        self.counts["errors"] += 1
+        if channel.status not in FAULTS:
+            return []
+        channel.refused += 1
+        return [] if channel.refused & (channel.refused - 1) else [self.news(channel, "refused", channel.last_error)]
 
     def abandon(self, channel: Channel) -> bool:
         """Its program has ended.  True while its push is still on its way: `farewell` is called when it has arrived."""

@@ -174,6 +174,8 @@ class Crew:
 
     def _finished(self, worker: Worker) -> list[Any]:
         worker.phase, worker.outcome = ENDED, "unplugged" if worker.unplugged else FINISHED
+        if worker.last_error:
+            self.warnings.append(f"worker {worker.number} finished, but was refused before: {worker.last_error}")
         if worker.pushes or worker.unplugged or self.ending:
             return []
         status = words.ending(worker.status or 0)

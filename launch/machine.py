@@ -198,6 +198,8 @@ class RunMachine:
             return self.watch.overheard(str(news.get("text")), now_us)
         if news.get("event") == "channel" and news.get("state") == "broken":
             return [e.Tell("warn", f"the channel of worker {news.get('worker')} is broken: {news.get('text')}")]
+        if news.get("event") == "channel" and news.get("state") == "refused":
+            return [e.Tell("warn", f"worker {news.get('worker')} was refused: {news.get('text')}")]
         if news.get("event") != "job":
             return []
         state, reason = str(news.get("state")), str(news.get("reason") or "")
