@@ -268,7 +268,8 @@ class Cluster:
         return "+".join(outcomes)
 
     def _check_nothing_left(self) -> None:
-        """The job has ended: its channels are swept, its memory is given back, nothing is owed to anybody."""
+        """The job has ended: its channels are swept, its memory is given back, nothing is owed to anybody; late words too change nothing."""
+        self.world.run_until(lambda: False, self.world.now_us + self.plan.network.straggle_us[1] + SECOND)
         if not self.world.run_until(self._at_rest, self.world.now_us + AT_REST_US_MAX):
             raise Violation(f"the job has ended, but this is left: {self._left()}")
         if any(host.channels for host in self.hosts):
