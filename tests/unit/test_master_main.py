@@ -15,7 +15,7 @@ import zmq
 from plugml.core.errors import Code
 from plugml.core.jobmap import RUNNING, JobMap
 from plugml.wire import messages as m
-from plugml.wire.codec import decode, encode
+from plugml.wire.codec import decode_at, encode
 from tests.fuzz.master_world import spec
 
 HANG_MS = 30_000
@@ -34,6 +34,14 @@ except WorldError as error:
 Master = subprocess.Popen[str]
 
 
+def messages(frames: list[bytes]) -> Iterator[Any]:
+    """Several may have travelled as one."""
+    at = 0
+    while at < len(frames):
+        message, at = decode_at(frames, at)
+        yield message
+
+
 class Caller:
     """A node by its socket alone."""
 
@@ -49,9 +57,9 @@ class Caller:
         for _ in range(HANG_MS // 250):
             self.socket.send_multipart(encode(message))
             while self.socket.poll(250):
-                answer = decode(self.socket.recv_multipart())
-                if type(answer) is kind:
-                    return answer
+                found = [answer for answer in messages(self.socket.recv_multipart()) if type(answer) is kind]
+                if found:
+                    return found[0]
         pytest.fail(f"no {kind.__name__} came")
 
 
