@@ -137,6 +137,7 @@ class Hold:
 
     def __init__(self, cluster: ClusterFile) -> None:
         self.cluster = cluster
+        self._has_root = False
         make_private(cluster.state)
         make_private(cluster.logs)
         advice = f"use it, end it by `plugml down {cluster.name}`, or take another --name"
@@ -145,7 +146,9 @@ class Hold:
     def publish(self) -> None:
         """Take the root too, and write `cluster.json` into both: whoever looks sees a whole file or none."""
         root = self.cluster.root
-        self._locks.append(_lock(root / LOCK, f"the root {root} is in use by another cluster (process %s): give another --root"))
+        if root != self.cluster.state:
+            self._locks.append(_lock(root / LOCK, f"the root {root} is in use by another cluster (process %s): give another --root"))
+        self._has_root = True
         for directory in (self.cluster.state, root):
             scratch = directory / f".{FILE}.{os.getpid()}"
             descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -160,7 +163,7 @@ class Hold:
         its state; let go."""
         root, state = self.cluster.root, self.cluster.state
         (state / FILE).unlink(missing_ok=True)
-        if len(self._locks) > 1:
+        if self._has_root:
             (root / FILE).unlink(missing_ok=True)
             _remove_root(root)
         if purge:

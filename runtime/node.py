@@ -26,6 +26,7 @@ import uvloop
 from ..core.effects import Connect, Disconnect, Log, Machine, Send, Stop
 from ..core.errors import PlugmlError
 from ..core.limits import Limits
+from ..wire.messages import Beat
 from .descriptors import raise_limit
 from .driver import Driver, Performer
 from .log import LogFile
@@ -94,8 +95,10 @@ class Node:
         self.stopping = False
         self.network = Network(loop, name, bind, self.feed, limits, log)
         self.draw: Callable[[int, int], int] = random.SystemRandom().randint
+        #: What only the shell can count; beats carry it along with what the machine counts.
+        self.counted: list[Callable[[], dict[str, int]]] = [self.network.counters]
         self.performers: dict[type[Any], Performer] = {
-            Send: lambda effect: self.network.send(effect.to, effect.message),
+            Send: self._send,
             Connect: lambda effect: self.network.connect(effect.node, effect.endpoint),
             Disconnect: lambda effect: self.network.disconnect(effect.node),
             Log: self._log,
@@ -172,6 +175,15 @@ class Node:
         for line in "".join(trace).splitlines():
             self.log("traceback", line=line)
         self.stop(EXIT_CRASH, f"{self.name} failed: {error!r} {context.get('message', '')}".strip())
+
+    def _send(self, effect: Send) -> None:
+        message = effect.message
+        if type(message) is Beat:
+            counters = dict(message.counters)
+            for count in self.counted:
+                counters.update(count())
+            message = message._replace(counters=counters)
+        self.network.send(effect.to, message)
 
     def _log(self, effect: Log) -> None:
         if effect.event != "ready":

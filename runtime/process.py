@@ -181,13 +181,13 @@ class Child:
             self._ended(0)
 
     def _ended(self, option: int = os.WNOHANG) -> None:
-        info = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOWAIT | option)
+        info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | option)
         if info is None:
             return
         # The zombie keeps its number, and with it the group's, until it is reaped: the sweep hits nobody else.
         if self._sweep_group:
             self.signal(SIGKILL)
-        os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
+        os.waitid(os.P_PID, self.pid, os.WEXITED)
         by_signal = info.si_code in (os.CLD_KILLED, os.CLD_DUMPED)
         self.exit = Exit(-1, info.si_status, info.si_code == os.CLD_DUMPED) if by_signal else Exit(info.si_status)
         self._process.returncode = self.exit.status  # so that Popen does not wait for it again
