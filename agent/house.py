@@ -140,9 +140,9 @@ class House:
         if operation.orphan:
             return self.farewell(operation.channel, now_us)
         self.counts["requests"] += 1
-        return self._refused(operation.channel) if operation.channel.status != Code.OK else []
+        return self.refused(operation.channel) if operation.channel.status != Code.OK else []
 
-    def _refused(self, channel: Channel) -> list[Any]:
+    def refused(self, channel: Channel) -> list[Any]:
         """A refusal that the program may keep to itself is told its launcher: the 1st, 2nd, 4th, 8th ..."""
         self.counts["errors"] += 1
         if channel.status not in FAULTS:

@@ -46,6 +46,7 @@ class AgentShell:
         node.performers[e.Tell] = self.door.tell
         self._reply = node.performers[e.Reply]
         node.performers[e.Reply] = self._first_reply
+        node.counted.append(self._counted)
         node.at_end(self.close)
 
     def feed(self, event: Any) -> None:
@@ -69,6 +70,9 @@ class AgentShell:
         self._beat()
         self._stat()
 
+    def _counted(self) -> dict[str, int]:
+        return {"garbage": self.door.garbage}
+
     def close(self) -> None:
         for timer in self._timers.values():
             timer.cancel()
@@ -85,7 +89,7 @@ class AgentShell:
 
     def _write_stat(self) -> None:
         """Counters as text, whole at any time.  A full root costs only news."""
-        counters = {**self.machine.counters(), "garbage": self.door.garbage}
+        counters = {**self.machine.counters(), **self.node.network.counters(), **self._counted()}
         lines = [f"node={self.node.name}", f"pid={os.getpid()}", f"up_s={(time.monotonic_ns() - self.started_ns) // 1_000_000_000}"]
         lines += [f"{name}={value}" for name, value in sorted(counters.items())]
         temporary = self.root / ".agent.stat"

@@ -80,7 +80,7 @@ class Programs:
         operation = self.house.operations.get(failed.channel)
         if operation is not None:
             return self.house.settle(operation, operation.on_param_failed(failed), now_us)
-        return channel.on_param_failed(failed)
+        return channel.on_param_failed(failed) + self.house.refused(channel)
 
     def on_reply_failed(self, failed: e.ReplyFailed, now_us: int) -> list[Any]:
         channel = self.house.channels.get(failed.channel)

@@ -85,10 +85,22 @@ def status_text(document: dict[str, Any], file: ClusterFile) -> str:
     rows = [("NODE", "ROLE", "STATE", "HOST", "PID", "SEEN", "WHY")]
     for node in document.get("nodes", ()):
         seen = f"{ago(node['age_us'])} ago"
-        rows.append((node["node"], node["role"], node["state"], node["host"], str(node["pid"]), seen, node["why"]))
+        why = node["why"] or noise(node["counters"])
+        rows.append((node["node"], node["role"], node["state"], node["host"], str(node["pid"]), seen, why))
     lines.append(columns(rows) if len(rows) > 1 else "no server and no agent is registered")
     lines += ["", jobs_text(document)]
     return "\n".join(lines)
+
+
+def noise(counters: dict[str, int]) -> str:
+    """What a node was sent that nobody of ours sends, "" for nothing.
+
+    >>> noise({"net_refused": 2, "garbage": 1, "pushes": 9})
+    '1 connection and 2 messages were nonsense'
+    """
+    counts = {"connection": counters.get("garbage", 0), "message": counters.get("net_refused", 0) + counters.get("net_strangers", 0)}
+    words = [f"{count:,} {thing}{'s' * (count != 1)}" for thing, count in counts.items() if count]
+    return " and ".join(words) + (" was nonsense" if list(counts.values()) in ([1, 0], [0, 1]) else " were nonsense") if words else ""
 
 
 def jobs_text(document: dict[str, Any]) -> str:

@@ -210,7 +210,8 @@ class RunMachine:
             return [Verdict(LOST, text, EX_WORLD), *failed]
         if state in (STOPPED, FAILED) and self.phase not in (SAVING, CLOSING):
             exit_code = 128 + SIGTERM if state == STOPPED else EX_WORLD
-            return [Verdict(LOST, f"the job was {state} from outside: {reason or 'no reason was given'}", exit_code)]
+            what = "was stopped from outside" if state == STOPPED else "has failed"
+            return [Verdict(LOST, f"the job {what}: {reason or 'no reason was given'}", exit_code)]
         return []
 
     def _on_cluster_news(self, event: e.ClusterNews, now_us: int) -> list[Any]:

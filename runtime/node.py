@@ -34,6 +34,7 @@ from .memory import keep_freed_memory
 from .network import Network
 
 EXIT_CRASH = 70
+NOTIFY_S_MAX = 5.0  # for a supervisor that reads slowly; one that stands still must not hold us up
 
 
 def node_name(id_: str) -> str:
@@ -52,6 +53,7 @@ def sd_notify(text: str) -> None:
     if not address.startswith(("/", "@")):
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+        channel.settimeout(NOTIFY_S_MAX)
         try:
             channel.sendto(text.encode(), address.replace("@", "\0", 1) if address[0] == "@" else address)
         except OSError:
