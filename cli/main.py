@@ -96,11 +96,15 @@ class Verbs(click.Group):
 @click.group(
     cls=Verbs,
     epilog=EXAMPLES,
+    invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, "--version", message="plugml %(version)s")
-def plugml() -> None:
+@click.pass_context
+def plugml(context: click.Context) -> None:
     """Distributed training for the program that you already have."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

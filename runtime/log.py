@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import select
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 from ..core.errors import WorldError
 
 ROTATE_BYTES = 16 << 20  # a log that is longer at the start of a process is put aside, once
+
+LINE_BYTES_MAX = 4_096  # PIPE_BUF of Linux
 
 _PLAIN = re.compile(r"[\w.,:;/@%+*<>()\[\]{}|~^!?&$#-]+\Z")
 
@@ -55,6 +58,8 @@ class LogFile:
                 self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             except OSError as error:
                 raise WorldError(f"cannot write the log {path}: {error.strerror}; give another --log") from error
+        self._poll = select.poll()
+        self._poll.register(self._descriptor, select.POLLOUT)
 
     def __call__(self, event: str, **fields: Any) -> None:
         self.write(event, fields)
@@ -70,9 +75,14 @@ class LogFile:
             text += f" lines_lost={self.lost}"
         now_ns = time.time_ns()
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now_ns // 1_000_000_000))
-        line = f"{stamp}.{now_ns // 1_000_000 % 1000:03d}Z node={self.node} {text}\n".encode()
+        line = f"{stamp}.{now_ns // 1_000_000 % 1000:03d}Z node={self.node} {text}".encode()
+        if len(line) >= LINE_BYTES_MAX:
+            line = line[: LINE_BYTES_MAX - 5] + b" ..."
         try:
-            os.write(self._descriptor, line)
+            # A pipe that is writable takes PIPE_BUF bytes at once; one that nobody reads must not hold us up.
+            if not self._poll.poll(0):
+                raise BlockingIOError
+            os.write(self._descriptor, line + b"\n")
             self.lost = 0
         except OSError:
             self.lost += 1

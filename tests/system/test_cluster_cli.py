@@ -41,6 +41,11 @@ def test_every_verb_has_help_with_an_example(verb: str, flag: str) -> None:
     assert done.returncode == 0 and f"plugml {verb}" in done.stdout.split("\n", 1)[1] and "xample" in done.stdout
 
 
+def test_without_a_word_it_is_help() -> None:
+    done = plugml()
+    assert done.returncode == 0 and done.stdout == plugml("--help").stdout and not done.stderr
+
+
 def test_version() -> None:
     done = plugml("--version")
     assert done.returncode == 0 and done.stdout.startswith("plugml ")

@@ -152,6 +152,25 @@ def test_a_log_that_cannot_be_written_costs_lines_not_the_process(tmp_path: Path
         LogFile("s0", str(tmp_path / "no" / "such.log"))
 
 
+def test_a_full_pipe_holds_nobody_up_and_the_lost_lines_are_counted() -> None:
+    read_end, write_end = os.pipe()
+    saved = os.dup(2)
+    os.dup2(write_end, 2)
+    try:
+        log = LogFile("s0")
+        for number in range(1000):
+            log("told", number=number, text="x" * 5000)
+        assert log.lost > 900
+        os.read(read_end, 1 << 20)
+        log("told", number=1000)
+        assert log.lost == 0
+        assert b"number=1000 lines_lost=9" in os.read(read_end, 1 << 20)
+    finally:
+        os.dup2(saved, 2)
+        for descriptor in (saved, read_end, write_end):
+            os.close(descriptor)
+
+
 def test_a_line_stays_one_line() -> None:
     line = line_of("told", {"text": 'two\nlines "and" a \\ and \x1b', "rate": 0.123456789, "empty": ""})
     assert line == 'event=told text="two\\nlines \\"and\\" a \\\\ and \\x1b" rate=0.123457 empty=""'
