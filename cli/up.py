@@ -51,10 +51,10 @@ def up(
 
     name = name or os.environ.get("PLUGML_CLUSTER", "") or discovery.new_name()
     file, note = discovery.places(name, Path(root) if root else None, Path(state) if state else None, os.environ)
-    if detach:
-        return _in_background(file, servers, allow_disk, verbose, as_json)
     if note:
         _say(note)
+    if detach:
+        return _in_background(file, servers, allow_disk, verbose, as_json)
     return _keep(file, servers, allow_disk, verbose, detached, as_json)
 
 

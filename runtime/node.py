@@ -31,7 +31,7 @@ from .descriptors import raise_limit
 from .driver import Driver, Performer
 from .log import LogFile
 from .memory import keep_freed_memory
-from .network import Network
+from .network import LINGER_MS, Network
 
 EXIT_CRASH = 70
 NOTIFY_S_MAX = 5.0  # for a supervisor that reads slowly; one that stands still must not hold us up
@@ -159,11 +159,13 @@ class Node:
         self.loop.run_forever()
 
     def end(self) -> None:
-        if self._driver is not None:
-            self._driver.close()
-        while self._ends:
-            self._ends.pop()()
-        self.network.close(linger_ms=0 if self.exit_code == EXIT_CRASH else 1_000)
+        try:
+            if self._driver is not None:
+                self._driver.close()
+            while self._ends:
+                self._ends.pop()()
+        finally:
+            self.network.close(linger_ms=0 if self.exit_code == EXIT_CRASH else LINGER_MS)
 
     def crash(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """The loop's exception handler.  An error that was raised on purpose ends with its own code and sentence."""

@@ -124,6 +124,17 @@ def test_a_killed_child_comes_back_as_another_node(case: Case) -> None:
     assert case.news[0] == ("server s0 ended (killed by signal 9 (SIGKILL)); it is started again", False)
 
 
+def test_twenty_deaths_cost_no_descriptor(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plugml.launch.daemon.HEALTHY_US", 0)
+    case.cluster.start()
+    case.ready()
+    before = len(os.listdir("/proc/self/fd"))
+    for death in range(20):
+        case.kill("s0")
+        case.until(lambda death=death: len(case.news) == 2 * death + 2)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_one_that_never_gets_ready_again_is_given_up(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plugml.launch.daemon.FIRST_WAIT_US", 1_000)
     case.cluster.start()
