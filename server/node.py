@@ -16,7 +16,7 @@ from zlib import crc32
 
 from ..core.effects import Connect, Disconnect, Log, Send
 from ..core.errors import Code, PeerError
-from ..core.jobmap import LOST, RUNNING, JobMap
+from ..core.jobmap import RUNNING, JobMap
 from ..core.limits import Limits
 from ..wire import messages as m
 from ..wire.codec import NO_RANGE
@@ -81,6 +81,8 @@ class ServerMachine:
             raise PeerError(f"a server has no use for {type(message).__name__}")
         if type(message) in _OF_MASTER and sender != self.link.master:
             raise PeerError(f"{type(message).__name__} from a node that is not the master")
+        if sender == self.name:  # what we tell ourselves never comes in here
+            raise PeerError(f"{type(message).__name__} in our own name")
         return handler
 
     def on_time(self, now_us: int) -> list[Any]:
@@ -247,7 +249,7 @@ class ServerMachine:
             hosted.checked_token = max(hosted.checked_token, self.link.token)
         if new.token <= self._token_of(new.number):
             return
-        if new.state not in (RUNNING, LOST):
+        if new.state != RUNNING:  # a lost one too: nobody can do anything with the rest of it
             self._drop(new)
             return
         if hosted is None:

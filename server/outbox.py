@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.effects import Send
+from ..core.errors import PeerError
 from ..core.limits import Limits
 from ..wire.messages import Close, CloseAck, Roster, RosterAck
 
@@ -48,6 +49,9 @@ class Outbox:
         return [Send(server, roster) for server in self._servers]
 
     def on_close_ack(self, sender: str, ack: CloseAck, now_us: int) -> None:
+        """Raises `PeerError` for a close that was never sent."""
+        if ack.closed > self.floor + len(self._closes):
+            raise PeerError(f"CloseAck of {ack.closed} clocks, {self.floor + len(self._closes)} are closed")
         for number in ack.ranges:
             if self._owner.get(number) == sender and ack.closed > self._closed[number]:
                 self._closed[number] = ack.closed
@@ -58,10 +62,12 @@ class Outbox:
         self._progress(now_us)
 
     def on_roster_ack(self, sender: str, ack: RosterAck, now_us: int) -> None:
+        if self._roster is None or ack.number > self._roster.number:
+            return
         for number in ack.ranges:
             if self._owner.get(number) == sender and ack.number > self._rostered[number]:
                 self._rostered[number] = ack.number
-        if self._roster is not None and min(self._rostered.values()) >= self._roster.number:
+        if min(self._rostered.values()) >= self._roster.number:
             self._roster = None
         self._progress(now_us)
 

@@ -279,9 +279,7 @@ class Cluster:
         return not self._left()
 
     def _left(self) -> list[str]:
-        kept = ["channels", "busy", "unanswered_bytes"]
-        if not self._server_died:  # of a lost job the other servers keep what they have
-            kept += ["jobs", "ranges", "bytes"]
+        kept = ["channels", "busy", "unanswered_bytes", "jobs", "ranges", "bytes"]
         return [
             f"{process.name}: {name} {counters[name]}"
             for process in (*self.servers, *self.agents) if process.alive

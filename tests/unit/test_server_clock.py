@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plugml.core.errors import Code
+from plugml.core.errors import Code, PeerError
 from plugml.core.job import JobSpec
 from plugml.core.limits import Limits
 from plugml.server.clock import ClockMachine
@@ -125,6 +125,19 @@ def test_repeats_change_nothing() -> None:
     assert again[-1] == first[-1] and kinds(again) == ["Standing"]
     assert kinds(tower.say(m.Join)) == ["Standing"]
     assert tower.clock.digest() == before
+
+
+def test_acks_of_what_was_never_sent_count_nothing() -> None:
+    tower = Tower(job(COUNT))
+    tower.say(m.Join)
+    tower.tick(0)
+    for server, ranges in (("s0.1", (0, 1)), ("s1.1", (2,))):
+        with pytest.raises(PeerError):
+            tower.ack(1 << 60, server, ranges)
+        tower.hear(server, m.RosterAck(1, 1, 1, 1 << 60, ranges))
+    assert tower.clock.outbox.floor == 0
+    again = tower.later(LIMITS.resend_us)
+    assert sorted(kinds(again)) == ["Close", "Close", "Roster", "Roster"]
 
 
 def test_a_tick_ahead_of_its_clock_names_the_one_it_is_in() -> None:

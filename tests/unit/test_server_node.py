@@ -10,7 +10,7 @@ import pytest
 
 from plugml.core.effects import Connect, Disconnect, Log, Send, Stop
 from plugml.core.errors import Code
-from plugml.core.jobmap import FINISHED, Assignment
+from plugml.core.jobmap import FINISHED, LOST, Assignment
 from plugml.core.limits import Limits
 from plugml.server.effects import Turn
 from plugml.server.link import Identity
@@ -105,6 +105,26 @@ def test_a_job_that_ends_within_a_long_close_is_forgotten() -> None:
     assert not any(isinstance(effect, Send) for effect in machine.on_message("", Turn(), 0))
     machine.check()
     assert not machine.jobs
+
+
+def test_what_is_left_of_a_lost_job_gives_its_memory_back() -> None:
+    there = wide()
+    there.push({"n": np.ones(64)})
+    ranges = {n: Assignment(2, ()) if item.primary == "s2.1" else item for n, item in there.map.ranges.items()}
+    there.tell_map(there.map._replace(token=2, state=LOST, ranges=ranges))
+    assert not any(machine.jobs for machine in there.servers.values())
+    there.take()
+    there.feed("s0.1", "a0.1", m.StandingAsk(1, 1, 1, 0, 1))
+    assert [nack.token for nack in there.take(m.Nack)] == [2]
+
+
+def test_nobody_speaks_in_the_name_of_the_server_itself() -> None:
+    there = wide()
+    machine = there.servers["s0.1"]
+    before = machine.digest()
+    for message in (m.Join(1, 1, 1, 0, 1), m.LastAsk(1, 0, 1, 1, 0, 1), m.Pull(1, 0, 1, 1, 1, 0, 1, 0, 0, ())):
+        there.feed("s0.1", "s0.1", message)
+    assert machine.digest() == before and machine.counters["dropped"] == 3
 
 
 # -- maps
