@@ -88,8 +88,10 @@ class RangeMachine:
             last = 0  # a new incarnation counts from the start; it takes the row with its first push
         if seq <= last:
             return [Send(sender, self._ack(worker, gen, last))]
-        if prev != last:
+        if prev > last:
             return []  # a gap: an earlier push is still on its way, the agent sends both again
+        if prev < last:  # one that the agent had given up has come after all: it has to know before this one is in order
+            return [Send(sender, self._last_told(worker, gen, last))]
 
         try:
             items = self.blocks.read(push.segments, push.payload)
@@ -116,8 +118,7 @@ class RangeMachine:
         row_gen, last = self.rows.get(ask.worker, (0, 0))
         if ask.gen < row_gen:
             return [Send(sender, self._refuse(_fenced(ask.worker, ask.gen, row_gen), ask.worker, ask.gen, 0))]
-        seq = last if ask.gen == row_gen else 0
-        return [Send(sender, m.LastTold(self.job, self.number, self.epoch, self.token, ask.worker, ask.gen, seq))]
+        return [Send(sender, self._last_told(ask.worker, ask.gen, last if ask.gen == row_gen else 0))]
 
     def holds(self, worker: int, gen: int, seq: int) -> bool:
         """Whether every copy has this push of the stream."""
@@ -128,6 +129,8 @@ class RangeMachine:
         """Whether the push may be taken at all, its blocks aside.  Raises `RequestError`."""
         if self.failed:
             raise RequestError(Code.NONFINITE, self.failed)
+        if component.worker >= self._limits.workers_max:
+            raise RequestError(Code.RANGE, f"worker {component.worker}; from 0 to {self._limits.workers_max - 1}")
         if not 0.0 <= component.weight <= WEIGHT_MAX:  # NaN fails too
             raise RequestError(Code.RANGE, f"weight {component.weight} of the push; use a number from 0 to 2^53")
         if component.clock < 0:
@@ -171,6 +174,8 @@ class RangeMachine:
         self.blocks.replace(prepared.replace)
         message = entry.message
         if isinstance(message, m.Push):
+            for table, _ in entry.scalars:
+                self.shares.note(table, message.components[0])
             if prepared.stage:
                 worker, gen, seq, _, clock, weight = message.components[0]
                 self._staging.add(clock, worker, Staged(gen, seq, weight, prepared.stage))
@@ -279,6 +284,9 @@ class RangeMachine:
 
     def _ack(self, worker: int, gen: int, seq: int) -> m.PushAck:
         return m.PushAck(self.job, self.number, self.epoch, self.token, worker, gen, seq)
+
+    def _last_told(self, worker: int, gen: int, seq: int) -> m.LastTold:
+        return m.LastTold(self.job, self.number, self.epoch, self.token, worker, gen, seq)
 
     def _refuse(self, why: RequestError, worker: int, gen: int, seq: int, request: int = 0) -> m.Refuse:
         return m.Refuse(

@@ -24,18 +24,23 @@ class Shares:
         self._totals.clear()
 
     def share(self, table: int, component: Component) -> float:
-        """0 when nobody weighs anything: then there is no step."""
+        """0 when nobody weighs anything: then there is no step.  The push may still be refused: `note` it when it is taken."""
+        weights = self._weights.get(table, {})
+        if weights.get(component.worker) != component.weight:
+            total = self._total({**weights, component.worker: component.weight}, component)
+        else:
+            clock, total = self._totals.get(table, (-1, 0.0))
+            if clock != component.clock:
+                total = self._total(weights, component)
+                self._totals[table] = (component.clock, total)
+        return component.weight / total if total > 0.0 else 0.0
+
+    def note(self, table: int, component: Component) -> None:
+        """The push was taken: from here on its worker weighs this."""
         weights = self._weights.setdefault(table, {})
         if weights.get(component.worker) != component.weight:
             weights[component.worker] = component.weight
             self._totals.pop(table, None)
-        clock, total = self._totals.get(table, (-1, 0.0))
-        if clock != component.clock:
-            total = self._total(weights, component)
-            self._totals[table] = (component.clock, total)
-        if total <= 0.0:
-            return 0.0
-        return component.weight / total
 
     def _total(self, weights: dict[int, float], component: Component) -> float:
         """Sum of the weights of the members of the clock; the pusher counts even if the roster came too late."""

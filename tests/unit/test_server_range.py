@@ -104,6 +104,37 @@ def test_prev_names_the_push_before_it_to_this_range() -> None:
     assert [told.seq for told in there.take(m.LastTold)] == [9]
 
 
+def test_who_is_wrong_about_the_push_before_is_told_which_was_the_last() -> None:
+    there = box(job(COUNT, consistency="asp"))
+    there.push({"n": [1, 1, 1]}, seq=1)
+    there.push({"n": [1, 1, 1]}, seq=2)
+    there.take()
+    there.push({"n": [1, 1, 1]}, seq=3, prev=1)
+    assert [(type(told), told.seq) for told in there.take()] == [(m.LastTold, 2)]
+    assert there.values("n")[0] == 2
+
+
+def test_a_worker_that_cannot_be_gets_no_row() -> None:
+    there = box(job(COUNT, consistency="asp"))
+    there.push({"n": [1, 1, 1]}, worker=Limits().workers_max)
+    assert code_of(there.take(m.Refuse)) == ["RANGE"]
+    assert not there.servers["s0.1"].jobs[1].ranges[0].rows
+
+
+def test_a_refused_push_does_not_change_what_others_weigh() -> None:
+    found = []
+    for bad in (False, True):
+        there = box(job(table("w", 3, "f64", "add"), workers=2, consistency="asp"))
+        there.push({"w": [1, 1, 1]}, worker=0)
+        there.push({"w": [1, 1, 1]}, worker=1)
+        if bad:
+            there.push({"w": [np.inf, 1, 1]}, worker=0, seq=2, weight=1000.0)
+            assert code_of(there.take(m.Refuse)) == ["NONFINITE"]
+        there.push({"w": [1, 1, 1]}, worker=1, seq=2)
+        found.append(there.values("w"))
+    np.testing.assert_array_equal(found[0], found[1])
+
+
 def test_a_new_incarnation_takes_the_row_with_its_first_push() -> None:
     there = box(job(COUNT, consistency="asp"))
     there.push({"n": [1, 1, 1]}, gen=1, seq=1)
