@@ -13,6 +13,8 @@ from ..core.effects import Connect, Log, Send, Stop
 from ..core.limits import Limits
 from ..wire import messages as m
 
+_ANSWERS: dict[type[Any], type[Any]] = {m.JobAsk: m.JobTold, m.AttachAsk: m.AttachTold, m.JobEnd: m.Done}
+
 
 class Identity(NamedTuple):
     """What this agent is, for the master and for launchers.  `masters` are id -> endpoint."""
@@ -73,9 +75,13 @@ class MasterLink:
         self.questions[key] = Question(message, now_us + self.limits.resend_us, self.limits.resend_us)
         return self._send(message)
 
-    def answered(self, key: Any) -> bool:
-        """The answer to a question has come; False for a second answer."""
-        return self.questions.pop(key, None) is not None
+    def answered(self, told: Any) -> bool:
+        """The answer to a question has come; False for a second answer, and for one to another kind of question."""
+        asked = self.questions.get(told.request)
+        if asked is None or _ANSWERS[type(asked.message)] is not type(told):
+            return False
+        del self.questions[told.request]
+        return True
 
     def map_came(self, job: int, token: int) -> None:
         asked = self.questions.get(("map", job))

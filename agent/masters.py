@@ -85,6 +85,6 @@ class Masters:
         return effects
 
     def on_answer(self, sender: str, told: Any, now_us: int) -> list[Any]:
-        if not self.house.link.answered(told.request):
+        if not self.house.link.answered(told):
             return []
         return self.desk.on_answer(told, now_us)

@@ -113,6 +113,8 @@ class Operation:
         if self.pushing and self.scatter is None:
             request, plan = self.request, self.job.plan
             assert plan is not None
+            if not self.job.takes_pushes_of(request.clock):
+                return []
             self.scatter = Scatter(self.job, self.stream, request.seq, request.clock, request.weight, self.buffer, plan.parts, self.credits)
         if self.scatter is not None:
             if self.scatter.unsent:
@@ -127,15 +129,14 @@ class Operation:
     def _pump_pull(self) -> list[Any]:
         if self.gather is None:
             self.gather = self._new_gather()
-        if not self.gather.unsent or self.job.slowest < self._slowest_needed():
-            return []
-        return self.gather.pump()
+        return self.gather.pump() if self.gather.unsent and self.job.slowest >= self.gather.slowest else []
 
     def _new_gather(self) -> Gather:
         plan = self.job.plan
         assert plan is not None
-        closed = plan.closed_needed(self._read_clock())
-        gather = Gather(self.job, self.number, self.stream.worker, self.stream.gen, closed, self.limits.window_bytes)
+        clock = self.channel.clock + 1 if self.ticking else self.channel.clock  # a step reads in the clock that its tick opens
+        gather = Gather(self.job, self.number, self.stream.worker, self.stream.gen, plan.closed_needed(clock), self.limits.window_bytes)
+        gather.slowest = plan.slowest_needed(clock)
         if plan.reads_own_pushes:
             gather.after = dict(self.stream.prev) if self.scatter is None else dict.fromkeys(plan.by_range, self.request.seq)
         if self.request.text:
@@ -166,18 +167,10 @@ class Operation:
             self.channel.bury(self.request, pushed=self.pushing, ticked=self.ticking)
             self.drop()
 
-    def _read_clock(self) -> int:
-        """The clock whose state is to be read: a step reads in the clock that its tick opens."""
-        return self.channel.clock + 1 if self.ticking else self.channel.clock
-
-    def _slowest_needed(self) -> int:
-        assert self.job.plan is not None
-        return self.job.plan.slowest_needed(self._read_clock())
-
     def _gate_open(self) -> bool:
         """As far as we know, the values that we wait for may be read."""
         gather, job = self.gather, self.job
-        return gather is None or (job.closed >= gather.closed and job.slowest >= self._slowest_needed())
+        return gather is None or (job.closed >= gather.closed and job.slowest >= gather.slowest)
 
     def _is_carried(self) -> bool:
         """All of it that concerns others is where it belongs."""
@@ -265,9 +258,7 @@ class Operation:
         return self.pump(now_us)
 
     def concerns(self, refuse: m.Refuse) -> bool:
-        """Is this refusal about us?  Ranges name the push's seq, the clock (code SEQ) the clock; 0 is about the stream."""
-        if refuse.code == Code.SEQ:
-            return self.ticking and self.clock_told and refuse.seq == self.channel.clock
+        """Is this refusal about us?  Ranges name the push's seq; 0, as the clock says, is about the stream."""
         return refuse.seq in (0, self.request.seq)
 
     def offers(self, claim: int) -> bool:

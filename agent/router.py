@@ -162,6 +162,11 @@ class Job:
         """Tables that are given their first values have them."""
         return self.plan is not None and (not self.plan.first_tables or self.initialised > 0)
 
+    def takes_pushes_of(self, clock: int) -> bool:
+        """Ranges keep pushes of the clock that is closed next and of the one behind it.  A later one would be answered
+        only when others have ticked, and its bytes must not take up the window that their pushes need."""
+        return self.plan is not None and self.plan.closed_needed(clock) <= self.closed + 1
+
     def newest_gen(self, worker: int) -> int:
         """Lower ones are fenced."""
         told = self.gens.get(worker, 0)

@@ -125,10 +125,15 @@ class Scatter:
         return effects
 
     def on_last(self, told: m.LastTold) -> bool:
-        """A range says which push it took last; tells whether that was what we asked."""
+        """A range says which push it took last, since we asked or were wrong about it; tells whether that is news."""
         part = self.asking.pop(told.range, None)
         if part is None:
-            return False
+            prev = self.stream.prev_of(told.range)
+            if told.range not in self.unacked or prev is None or not prev < told.seq < self.seq:
+                return False
+            part, server = self.unacked.pop(told.range)
+            self.credits.give(server, part.nbytes)
+            self.again = True
         # When it is this very push, the range knows it as a repeat whatever we call its predecessor.
         self.stream.prev[told.range] = told.seq if told.seq < self.seq else 0
         self.token = max(self.token, told.token)
@@ -189,7 +194,7 @@ class Gather:
     of the very worker that the barrier waits for.
     """
 
-    __slots__ = ("job", "request", "worker", "gen", "after", "closed", "window_bytes", "used", "unsent", "open", "version", "pulled_bytes")
+    __slots__ = ("job", "request", "worker", "gen", "after", "closed", "slowest", "window_bytes", "used", "unsent", "open", "version", "pulled_bytes")
 
     def __init__(self, job: Job, request: int, worker: int, gen: int, closed: int, window_bytes: int) -> None:
         assert job.plan is not None
@@ -198,6 +203,7 @@ class Gather:
         self.worker = worker
         self.gen = gen
         self.closed = closed
+        self.slowest = 0  # clocks that the slowest worker must have finished before anything is asked (SSP)
         self.after: dict[int, int] = {}  # range -> own push that must be visible
         self.window_bytes = window_bytes
         self.used: dict[str, int] = {}

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plugml.agent import effects as e
 from plugml.core.effects import Send
 from plugml.core.errors import Code
 from plugml.core.jobmap import STOPPED
@@ -156,6 +157,66 @@ def test_a_refusal_of_a_range_is_the_programs_error() -> None:
     np.testing.assert_array_equal(program.param(), 0 * ONES)
 
 
+def test_a_push_that_was_given_up_and_comes_late_does_not_stop_the_ones_after_it() -> None:
+    """One range refuses, another has not got its part yet; that part arrives between LAST and the next push."""
+    world = World(servers=2)
+    world.register(job(consistency="asp"))
+    program = world.plug("digits", 0)
+    assert program.do("push", ONES).ok
+    kept: list[tuple[str, str, Any]] = []
+
+    def keep(sender: str, to: str, message: Any) -> tuple[Any, ...]:
+        if isinstance(message, m.Push):
+            kept.append((sender, to, message))
+            return ()
+        return (message,)
+
+    world.interfere = keep
+    program.begin("push", ONES)
+    world.settle()
+    late, refused = kept[0], kept[-1]
+    assert late[2].range != refused[2].range
+    text = "the step leaves the range of f32"
+    world.feed(refused[1], m.Refuse(1, refused[2].range, refused[2].epoch, 2, 0, 0, 1, program.seq, int(Code.NONFINITE), text))
+    assert program.answer().code is Code.NONFINITE
+
+    def overtake(sender: str, to: str, message: Any) -> tuple[Any, ...]:
+        if isinstance(message, m.LastTold) and message.range == late[2].range and late in kept:
+            kept.remove(late)
+            world.queue.append(late)
+        return (message,)
+
+    world.interfere = overtake
+    assert program.do("push", ONES).ok
+    assert late not in kept
+    assert program.do("pull").ok
+    assert sorted(set(program.param())) == [2, 3], "the late part counts once, where it arrived"
+
+
+@pytest.mark.parametrize("clock", [0, 2])
+def test_a_tick_that_is_refused_is_the_programs_error_in_every_clock(clock: int) -> None:
+    world = World(servers=1)
+    world.register(job())
+    program = world.plug("digits", 0)
+    for _ in range(clock):
+        assert program.do("step", ONES).ok
+    keeper, epoch = world.agent.house.jobs[1].clock_route
+    world.queue.append(("a9.00000009", keeper, m.Leave(1, epoch, 2, 0, 1, clock, "lost")))
+    reply = program.do("step", ONES)
+    assert reply.code is Code.SEQ and reply.clock == clock
+
+
+def test_an_answer_to_another_kind_of_question_is_none() -> None:
+    world = World()
+    world.register(job())
+    world.master_away = True
+    world.feed("", e.Asked(1, {"op": "attach", "id": 1, "job": "digits", "worker": 0}))
+    number = world.agent.house.link.number
+    for wrong in (m.JobTold(number, 0, "", 1), m.JobTold(number, int(Code.AGAIN), "", 1), m.Done(number, 0, "")):
+        world.feed("m0", wrong)
+    assert number in world.agent.house.link.questions and number in world.agent.desk.by_question
+
+
 def test_a_newer_generation_fences_the_older_one() -> None:
     world = World(servers=2)
     world.register(job(workers=2))
@@ -200,6 +261,21 @@ def test_the_window_bounds_what_is_unanswered_and_lets_everything_through() -> N
             np.testing.assert_array_equal(program.param(), np.full(1000, number * (number + 1), "<f4"))
     largest = max(part.nbytes for part in world.agent.house.jobs[1].plan.parts)  # type: ignore[union-attr]
     assert largest <= highest <= max(128, largest)
+
+
+def test_pushes_of_a_worker_that_runs_ahead_leave_room_for_the_one_it_waits_for() -> None:
+    """Ranges keep a push of two clocks ahead only after a close: it must not hold the window until then."""
+    world = World(servers=1, limits=Limits(window_bytes=200))
+    world.register(job(workers=2))
+    fast, slow = world.plug("digits", 0), world.plug("digits", 1)
+    for _ in range(2):
+        assert fast.do("push", ONES).ok
+        assert fast.do("clock").ok
+    fast.begin("push", ONES)
+    world.run(2.0)
+    assert not fast.replies()
+    assert slow.do("step", ONES).ok
+    assert fast.answer().ok
 
 
 def test_a_pull_in_the_middle_of_a_clock_is_not_kept_out_by_a_neighbours_waiting_step() -> None:
