@@ -290,9 +290,8 @@ def _clean(stale: ClusterFile) -> None:
 
 
 def _listed(found: list[ClusterFile]) -> str:
-    if not found:
-        return "none does: start one by `plugml up -d`"
-    return "running: " + ", ".join(cluster.name for cluster in found)
+    names = ", ".join(cluster.name for cluster in found) or "none"
+    return f"start it by `plugml up -d --name NAME`, or take one of those that run: {names}"
 
 
 def _directories(environ: Mapping[str, str]) -> Iterator[Path]:
