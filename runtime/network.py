@@ -97,11 +97,8 @@ class Network:
         nbytes = sum([memoryview(frame).nbytes for frame in frames])
         if nbytes < NO_COPY_BYTES:
             self._add(line, frames, nbytes)
-        elif line.waiting is None:
-            self._send_batch(line)
-            self._send(line, frames, nbytes)
         else:
-            self.away += 1
+            self._send_long(line, frames, nbytes)
 
     def connect(self, node: str, endpoint: str) -> None:
         """From now on messages to `node` go to `endpoint`.  Small ones that are sent before it is up wait for it."""
@@ -275,6 +272,16 @@ class Network:
             if lend:
                 self._lent.add(frame, tracker)
         line.queue.note(nbytes, tracker)
+
+    def _send_long(self, line: Line, frames: list[Any], nbytes: int) -> None:
+        """Behind what was said before, and never kept waiting; if the peer was not there yet, it may be by now."""
+        self._send_batch(line)
+        if line.waiting:
+            self._flush(line)
+        if not line.waiting and self._send(line, frames, nbytes):
+            line.waiting = None
+        elif line.waiting is not None:
+            self.away += 1
 
     def _is_away(self, line: Line, count: int) -> None:
         if line.waiting is not None:

@@ -129,6 +129,18 @@ def test_start_order_does_not_matter(host: Host) -> None:
     assert agent.away == 0 and not host.events(A0)
 
 
+def test_who_says_only_long_things_finds_a_peer_that_came_later(host: Host) -> None:
+    """No short word has shown that the connection is up."""
+    agent = host.open(A0)
+    agent.connect(S0, host.endpoint("s0"))
+    block = np.zeros(1 << 18, "<f4")
+    agent.send(S0, push(block))
+    assert agent.away == 1 and not host.events(A0), "a long message does not wait, and that is no news"
+    host.open(S0, host.endpoint("s0"))
+    host.until(lambda: agent.send(S0, push(block)) or host.got[S0])
+    assert not host.events(A0)
+
+
 def test_a_message_to_itself_arrives_on_a_later_turn(host: Host) -> None:
     server = host.open(S0, host.endpoint("s0"))
     server.send(S0, ACK)
