@@ -199,7 +199,9 @@ def down(name: str, purge: bool) -> int:
     if not known.state.is_dir():
         raise NoClusterError(f"cluster {known.name} has left no state in {known.state}")
     hold = discovery.Hold(known)
-    for path in sorted(known.state.rglob("*")):
+    if known.root.is_dir():
+        hold.publish()  # a keeper that was killed has left it
+    for path in sorted({*known.state.rglob("*"), *known.root.rglob("*")}):
         click.echo(f"remove {path}")
     hold.withdraw(purge=True)
     if known.state.exists():

@@ -222,7 +222,10 @@ def keeper_of(cluster: ClusterFile) -> int:
 
 
 def find(given: str, environ: Mapping[str, str]) -> ClusterFile:
-    """The running cluster that the user means: `given` (a name or a file), PLUGML_CLUSTER, or the only one there is."""
+    """The running cluster that the user means: `given` (a name or a file), PLUGML_CLUSTER, or the only one there is.
+
+    The private clusters of `plugml run` count only where no other runs.
+    """
     wanted = given or environ.get("PLUGML_CLUSTER", "")
     if wanted:
         cluster = named(wanted, environ)
@@ -231,8 +234,9 @@ def find(given: str, environ: Mapping[str, str]) -> ClusterFile:
         return cluster
 
     found = running(environ)
-    if len(found) == 1:
-        return found[0]
+    meant = [cluster for cluster in found if cluster.keeper != "run"] or found  # a run's own cluster is its own affair
+    if len(meant) == 1:
+        return meant[0]
     if not found:
         raise NoClusterError("no cluster runs here; start one by `plugml up -d`, or train at once by `plugml run`")
     names = ", ".join(cluster.name for cluster in found)
@@ -298,9 +302,12 @@ def _directories(environ: Mapping[str, str]) -> Iterator[Path]:
     """Every directory in which a cluster.json of this user may lie."""
     uid = os.getuid()
     given = _given_root(environ)
+    tops = [state_home(environ)[0]]
     if given is not None:
         yield given
-    for top in (state_home(environ)[0], Path(f"/run/plugml/{uid}"), Path(f"/dev/shm/plugml-{uid}")):
+    else:
+        tops += [Path(f"/run/plugml/{uid}"), Path(f"/dev/shm/plugml-{uid}")]
+    for top in tops:
         try:
             names = sorted(os.listdir(top))
         except OSError:
