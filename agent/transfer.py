@@ -109,7 +109,6 @@ class Scatter:
     def resend(self, moved: frozenset[int] | None = None) -> list[Send]:
         """What is unanswered once more, by the newest map; of these ranges only when they are named."""
         effects = []
-        self.again = self.again or bool(self.asking or self.unacked)
         for number, part in self.asking.items():
             if (moved is None or number in moved) and self.job.routes[number].server:
                 effects.append(self._last_ask(part))
@@ -122,6 +121,7 @@ class Scatter:
                 self.credits.force(now_at, part.nbytes)
                 self.unacked[number] = (part, now_at)
             effects.append(self._message(part))
+        self.again = self.again or bool(effects)
         return effects
 
     def on_last(self, told: m.LastTold) -> bool:

@@ -121,9 +121,8 @@ class RangeMachine:
         return [Send(sender, self._last_told(ask.worker, ask.gen, last if ask.gen == row_gen else 0))]
 
     def holds(self, worker: int, gen: int, seq: int) -> bool:
-        """Whether every copy has this push of the stream."""
-        row_gen, last = self.rows.get(worker, (0, 0))
-        return gen == row_gen and seq <= last and self.log.committed == self.log.last
+        """Whether this push of the stream is its last one here, and every copy has it."""
+        return self.rows.get(worker) == (gen, seq) and self.log.committed == self.log.last
 
     def _check(self, component: m.Component, staged: bool) -> None:
         """Whether the push may be taken at all, its blocks aside.  Raises `RequestError`."""

@@ -118,6 +118,20 @@ def test_what_is_left_of_a_lost_job_gives_its_memory_back() -> None:
     assert [nack.token for nack in there.take(m.Nack)] == [2]
 
 
+def test_a_late_ride_does_not_count_by_a_later_push() -> None:
+    """The push that it rode behind was refused by one range; the next one has reached that range, and not the others."""
+    spec = job(table("n", 64, "f64", "add", combine="sum", block_bytes=64), workers=2, consistency="ssp:1")
+    there = Box(spec, ring=16)
+    *others, last = there.parts()
+    ones = {"n": np.ones(64)}
+    for number in others:
+        there.push(ones, seq=1, only=number)
+    there.push(ones, seq=2, prev=0, only=last)
+    there.take()
+    there.clock(m.Tick, 0, ((0, 1.0),), 1, (*others, last))
+    assert there.take() == []
+
+
 def test_nobody_speaks_in_the_name_of_the_server_itself() -> None:
     there = wide()
     machine = there.servers["s0.1"]
