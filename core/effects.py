@@ -11,12 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 
-class Effect(Protocol):
-    """Any NamedTuple that a performer knows.  (A marker: structure is not enough to be performed.)"""
-
-    def _asdict(self) -> dict[str, Any]: ...
-
-
 class Send(NamedTuple):
     """Send a message to a node.  Nobody promises that it arrives."""
 

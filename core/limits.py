@@ -39,14 +39,14 @@ class Limits:
     frame_bytes_max: int = _limit(4 * MIB + 4 * KIB, 4 * MIB + 4 * KIB, 4 * MIB + 4 * KIB)  # a block and room for none
     frames_max: int = _limit(4_096, 4_096, 4_096)  # MAXMSGSIZE bounds one frame only, so the count is bounded here
     control_bytes_max: int = _limit(64 * KIB, 64 * KIB, 64 * KIB)  # msgpack of many tiny arrays is slow to decode
-    window_bytes: int = _limit(64 * MIB, 1 * MIB, 64 * MIB)  # unanswered bytes per server and agent
+    window_bytes: int = _limit(64 * MIB, 512, 1 * MIB)  # unanswered bytes per server and agent
     queue_bytes_max: int = _limit(256 * MIB, 2 * MIB, 256 * MIB)  # unsent bytes per peer: a stopped one gets no more
     components_max: int = _limit(1_024, 1_024, 1_024)
     segments_max: int = _limit(4_095, 4_095, 4_095)
     # -- server
-    parked_max: int = _limit(4_096, 64, 4_096)  # pulls of one range that wait; the oldest is dropped, agents ask again
+    parked_max: int = _limit(4_096, 2, 64)  # pulls of one range that wait; the oldest is dropped, agents ask again
     staged_max: int = _limit(1_024, 1_024, 1_024)  # pushes of one worker in one clock (BSP), each kept until the close
-    closes_max: int = _limit(1_024, 1_024, 1_024)  # clocks that a worker may be ahead of the last one all ranges closed
+    closes_max: int = _limit(1_024, 2, 64)  # clocks that a worker may be ahead of the last one all ranges closed
     turn_bytes: int = _limit(2 * MIB, 256, 64 * KIB)  # of values that one event may step, so that answers flow meanwhile
     # -- ring
     ranges: int = _limit(256, 4, 16)  # Q: a power of two, fixed for the life of a cluster
@@ -55,7 +55,6 @@ class Limits:
     block_bytes_max: int = _limit(1 * MIB, 256, 4 * KIB)  # blocks of 1 MiB in flight together reach a raw socket's speed
     block_bytes_min: int = _limit(64 * KIB, 64, 256)
     # -- channel
-    request_bytes_max: int = _limit(4_095, 4_095, 4_095)
     explain_us: int = _limit(10 * SECOND, 10 * SECOND, 10 * SECOND)  # a wait says after this what it waits for
     # -- launcher
     watch_us: int = _limit(1 * SECOND, 200 * MS, 1 * SECOND)  # it asks the agent how the clock stands

@@ -22,7 +22,7 @@ from .placement import place, too_many_blocks
 
 REASON_CHARS_MAX = 1_000
 GEN_BYTES = 14  # of one worker and its gen in a map, at most
-MAP_ROOM_BYTES = 2 * KIB  # in a map's message for the reason and the envelope
+MAP_ROOM_BYTES = 5 * KIB  # in a map's message for the envelope and the reason, whose characters have up to 4 bytes
 ENDINGS = (FINISHED, FAILED, STOPPED)
 TOKEN_TRUSTED = 1 << 31  # no cluster changes its maps so often
 
