@@ -304,6 +304,8 @@ class Program:
             yield from self._write_grad(self._with_nan())
             line = f"push {seq} {self.clock}"
         answer = yield from self._request(line)
+        if answer.code in ("GONE", "NOSERVER"):  # the job has ended meanwhile: that goes before
+            raise Failed(f"{answer.code}: {self.channel.error}")
         if answer.ok or answer.code != kind.split()[0]:
             raise Violation(f"{self.channel.name}: {line!r} ({kind}) was answered {answer}")
         answer = yield from self._request(f"hello 0 {self.clock}")

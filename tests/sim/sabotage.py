@@ -126,10 +126,6 @@ def one_ack_for_all(original: Original) -> Original:
     return on_ack
 
 
-def guess_prev_after_a_restart(original: Original) -> Original:
-    return lambda self, range_number: self.prev.get(range_number, 0)
-
-
 def reply_before_done(original: Original) -> Original:
     def finish(self: Channel, *arguments: Any, **named: Any) -> Any:
         effects = original(self, *arguments, **named)
@@ -244,3 +240,7 @@ def lead_for_the_dead(original: Original) -> Original:
         original(self, sender, told._replace(document=document))
 
     return on_map
+
+
+def push_any_clock(original: Original) -> Original:
+    return lambda self, clock: True

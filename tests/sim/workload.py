@@ -28,13 +28,13 @@ class Turn(NamedTuple):
     """What a worker does in one clock: its pushes' weights, and whether the last one is a `step`."""
 
     weights: tuple[float, ...]
-    style: str  # step: push.., step | parts: push.., clock, pull | mixed: push.., pushpull, clock
+    style: str  # step: push.., step | parts: push.., clock, pull | mixed: push.., pushpull, clock | ahead: push.., clock, waiting for nobody
 
 
 def turn_of(seed: int, worker: int, clock: int, at_least: int = 0) -> Turn:
     """The same for every generation of the worker."""
     chance = Random(mix(mix(seed) + worker * 1_000 + clock))
-    style = ("step", "step", "step", "parts", "mixed")[chance.randrange(5)]
+    style = ("step", "step", "step", "parts", "mixed", "ahead")[chance.randrange(6)]
     pushes = 1 if style == "step" else chance.randrange(3)
     if chance.randrange(4) == 0:
         pushes += 1
