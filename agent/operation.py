@@ -103,7 +103,8 @@ class Operation:
         assert plan is not None
         if self.offer is None:
             if plan.program_tables and self.request.verb != "init":
-                return []
+                lone = self.job.spec.workers == 1 and self.channel.worker in self.job.gens  # as the clock has told us
+                return self.fail(Code.SEQ, "no first values yet, and no other worker to give them: send init first") if lone else []
             self.offer = Offer(self.job, self.stream, self.channel.name, self.credits, self.buffer if plan.program_tables else None)
         return self.offer.pump(self)
 

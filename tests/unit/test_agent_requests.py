@@ -350,3 +350,14 @@ def test_between_servers_a_tick_follows_the_acks() -> None:
     world, program = plugged(elements=4000)
     assert program.do("step", np.ones(4000, "<f4")).ok
     assert [tick.seq for tick in ticks_of(world)] == [0]
+
+
+def test_a_lone_worker_that_never_gives_first_values_is_told_so() -> None:
+    world = World(servers=1)
+    spec = JobSpec("alone", 1, (TableSpec("w", (40,), init="program"),))
+    world.register(spec)
+    program = world.plug(spec.name, 0)
+    reply = program.do("step", ONES)
+    assert (reply.ok, reply.code) == (False, Code.SEQ) and "send init first" in program.err()
+    assert program.do("init", ONES).ok
+    assert program.do("step", ONES).ok
