@@ -28,6 +28,7 @@ CONNECTING, REGISTERING, TRAINING, ENDING, SAVING, CLOSING, DONE = (
 SIGKILL, SIGTERM = 9, 15
 EX_WORLD, EX_USAGE, EX_NO_CLUSTER, EX_TEMPFAIL = 1, 2, 69, 75
 STARTING_FACTOR = 4
+UNHEARD = 3  # polls; an agent that leaves more of them unanswered is stopped, or drowns
 REASON_MAX = 500  # characters of a reason that go to the master
 
 
@@ -57,6 +58,7 @@ class RunMachine:
         # When an agent that is away is given up.  One of our own has to be started first, on a host that may be busy.
         self._gone_us: int | None = now_us + limits.gone_us * (1 if plan.cluster else STARTING_FACTOR)
         self._poll_us: int | None = None
+        self._unheard = 0  # polls that found the last one unanswered
         self._kill_us: int | None = None
         self._patience_us: int | None = None  # an end does not wait for ever for somebody's word
         self._signals = 0
@@ -103,7 +105,7 @@ class RunMachine:
         if self._patience_us is not None and now_us >= self._patience_us:
             out += self._lose_patience(now_us)
         if self.phase != DONE and self.watch.due(now_us):
-            ops = {op for op, _ in self._asked.values()}
+            ops = {op for op, _ in self._asked.values() if op != "standing" or self._unheard > UNHEARD}
             out += self.watch.explain(self._up, ops, self.phase == TRAINING, now_us)
         return self._settle(out, now_us)
 
@@ -386,6 +388,7 @@ class RunMachine:
         self._poll_us = now_us + self.limits.watch_us
         looks: list[Any] = [e.Look(worker.number, worker.gen) for worker in self.crew.which(RUNNING)]
         asked = any(op == "standing" for op, _ in self._asked.values())
+        self._unheard = self._unheard + 1 if asked else 0
         return looks if asked or not self._up else [*looks, self._ask("standing")]
 
     def _stood(self, event: e.Answer, now_us: int) -> list[Any]:

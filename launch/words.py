@@ -25,6 +25,7 @@ WAITS = {
     "register": "waiting for a master to register the job",
     "attach": "waiting for a master to admit the workers",
     "opened": "waiting for the agent to open the channels",
+    "standing": "waiting for the agent, which is there but does not answer",
     "exited": "waiting for the agent to close the channels",
     "export": "waiting for the tables' values",
     "end": "waiting for a master to note the job's end",

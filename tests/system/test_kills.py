@@ -271,3 +271,17 @@ def test_a_standing_cluster_trains_the_next_job_after_a_server_died(place: Place
         assert "running" not in place.run("jobs", "--cluster", "standing").stdout
     finally:
         place.run("down", "standing", "--purge")
+
+
+@pytest.mark.slow
+def test_an_agent_that_hangs_is_what_is_waited_for_and_goes_on_when_it_wakes(place: Place) -> None:  # noqa: F811
+    process = place.start("run", "-f", str(job_file(place, commands(place, 100, 5))))
+    await_channel(process, place.root, "count.2.1")
+    root = root_of(place)
+    await_clock(process, root, 2, 10)
+    agent = agent_pid(root)
+    os.kill(agent, signal.SIGSTOP)
+    process.heard("waiting for the agent, which is there but does not answer")
+    os.kill(agent, signal.SIGCONT)
+    process.ended()
+    assert sums(place) == counted([100] * 3)

@@ -541,3 +541,11 @@ def test_slow_clocks_are_no_stall() -> None:
         t.train(1)
         t.wait(14)
     assert early and not t.texts
+
+
+def test_an_agent_that_is_there_but_does_not_answer_is_what_is_waited_for() -> None:
+    t = Theatre().start()
+    t.train(3)
+    t.silent.add("standing")
+    t.wait(25)
+    assert "waiting for the agent, which is there but does not answer since" in t.text and "waiting for worker" not in t.text
