@@ -31,7 +31,7 @@ class Operation:
 
     __slots__ = (
         "channel", "job", "stream", "request", "number", "limits", "credits", "offer", "scatter", "gather", "buffer", "text_values",
-        "read", "started", "taken_up", "param_failure", "pushing", "ticking", "leaving", "clock_told", "ticked", "left", "orphan", "over",
+        "read", "started", "taken_up", "unread", "pushing", "ticking", "leaving", "clock_told", "ticked", "left", "orphan", "over",
         "patience", "parked", "gate_seen",
     )  # fmt: skip
 
@@ -52,7 +52,7 @@ class Operation:
         self.read = not self.request.pushes
         self.started = False  # the job's map was there
         self.taken_up = channel.taken_up  # an earlier agent had begun it, and parts of it may have arrived
-        self.param_failure: e.ParamFailed | None = None
+        self.unread: tuple[Code, str] | None = None  # why its values cannot be handed over
         self.pushing = self.request.pushes and self.request.verb != "init"
         self.ticking = self.request.verb in ("step", "clock")
         self.leaving = self.request.verb == "bye"
@@ -93,7 +93,7 @@ class Operation:
         effects = self._pump_push()
         if self.request.pulls and (self.scatter is None or self.scatter.sent):
             effects += self._pump_pull()
-        if self._is_carried() and (not self.request.pulls or (self.gather is not None and self.gather.done)):
+        if self._is_carried() and (not self.request.pulls or self.unread is not None or (self.gather is not None and self.gather.done)):
             effects += self._finish()
         return effects
 
@@ -191,7 +191,7 @@ class Operation:
 
     def on_param_failed(self, failed: e.ParamFailed) -> list[Any]:
         """The program's file refuses its values.  What was begun goes on: the clock must not be left half told."""
-        self.param_failure = failed
+        self.unread = (failed.code, failed.text)
         return []
 
     def on_files_read(self, files: e.FilesRead, now_us: int) -> list[Any]:
@@ -265,8 +265,11 @@ class Operation:
     def offers(self, claim: int) -> bool:
         return self.offer is not None and self.offer.claim == claim
 
-    def on_refuse(self, refuse: m.Refuse) -> list[Any]:
+    def on_refuse(self, refuse: m.Refuse, now_us: int) -> list[Any]:
         text = refuse.text
+        if refuse.request and refuse.code == Code.NOSPC and (self.pushing or self.ticking):
+            self.unread = (Code.NOSPC, text)  # of a pull: the push and the tick beside it are carried out all the same
+            return self.pump(now_us)
         if self.scatter is not None and self.scatter.taken:
             text += f"; {self.scatter.taken} other parts of this push had been taken"
         return self.fail(code_of(refuse.code), text)
@@ -310,8 +313,8 @@ class Operation:
             self.channel.request = None
 
     def _finish(self) -> list[Any]:
-        if self.param_failure is not None:
-            return self.fail(self.param_failure.code, f"{self.param_failure.text}; {TAKEN}")
+        if self.unread is not None:
+            return self.fail(self.unread[0], f"{self.unread[1]}; {TAKEN}")
         self._close()
         effects: list[Any] = []
         if self.text_values is not None:

@@ -87,7 +87,7 @@ class Servers:
         if isinstance(asker, Export):
             effects += self.desk.exports.on_refuse(asker, refuse)
         elif asker is not None and asker.job is job:
-            effects += asker.on_refuse(refuse)
+            effects += asker.on_refuse(refuse, now_us)
             self.house.settle(asker, effects, now_us)
         return effects
 

@@ -206,6 +206,28 @@ def test_a_tick_that_is_refused_is_the_programs_error_in_every_clock(clock: int)
     assert reply.code is Code.SEQ and reply.clock == clock
 
 
+def test_values_that_a_server_has_no_memory_for_do_not_undo_the_step() -> None:
+    """The pull is refused while the tick is on its way: the program is told where it stands, and pushes nothing twice."""
+    world = World(servers=2)
+    world.register(job())
+    program = world.plug("digits", 0)
+    refused: list[int] = []
+
+    def refuse(sender: str, to: str, message: Any) -> tuple[Any, ...]:
+        if isinstance(message, m.Pull) and not refused:
+            refused.append(message.range)
+            no = m.Refuse(1, message.range, message.epoch, message.token, message.request, 0, 1, 0, int(Code.NOSPC), "no memory")
+            world.queue.appendleft((to, sender, no))
+            return ()
+        return (message,)
+
+    world.interfere = refuse
+    reply = program.do("step", ONES)
+    assert (reply.code, reply.clock) == (Code.NOSPC, 1), (reply, program.err())
+    assert program.do("pull").ok
+    np.testing.assert_array_equal(program.param(), ONES)
+
+
 def test_an_answer_to_another_kind_of_question_is_none() -> None:
     world = World()
     world.register(job())
