@@ -24,6 +24,7 @@ from ..core.errors import RootError
 IN_MEMORY = ("tmpfs", "ramfs")
 SOCKET_PATH_MAX = 107  # sun_path without its closing NUL
 SOCKET_NAME_MAX = 11  # "/agent.sock"; the sockets in ipc/ are not longer
+FILES_FEW = 64  # more than a channel's
 SYSTEM_UID_MAX = 999  # logind leaves system users' files alone
 CLUSTER_NAME_MAX = 40
 
@@ -153,9 +154,14 @@ def full_error(root: Path, nbytes: int) -> RootError:
 def _full(root: Path, nbytes: int) -> RootError:
     place = root if root.is_dir() else root.parent
     state = os.statvfs(place)
+    available, larger = state.f_bavail * state.f_frsize, "size"
+    found = f"{nbytes} bytes needed, {available} available"
+    if nbytes <= available and state.f_files and state.f_favail < FILES_FEW:  # it is the files that are too many
+        larger = "nr_inodes"
+        found = f"it has {state.f_files} inodes and {state.f_favail} are free, for a directory and some ten files"
     return RootError(
-        f"the channel root {place} is full: {nbytes} bytes needed, {state.f_bavail * state.f_frsize} available; remove what "
-        f"lies there, make the file system larger (mount -o remount,size=...), or set PLUGML_ROOT to a larger one"
+        f"the channel root {place} is full: {found}; remove what lies there, make the file system larger "
+        f"(mount -o remount,{larger}=...), or set PLUGML_ROOT to a larger one"
     )
 
 

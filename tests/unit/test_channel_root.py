@@ -125,6 +125,15 @@ def test_too_little_space_is_told_in_bytes(place: Path) -> None:
         roots.need_space(place, 1 << 62)
 
 
+def test_too_few_inodes_are_told_as_such(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.mkdir(mode=0o700)
+    found = os.statvfs(place)
+    few = os.statvfs_result((found.f_bsize, found.f_frsize, 1000, 900, 900, 30, 3, 3, found.f_flag, found.f_namemax))
+    monkeypatch.setattr(os, "statvfs", lambda path: few)
+    text = str(roots.full_error(place, 4096))
+    assert "is full: it has 30 inodes and 3 are free" in text and "mount -o remount,nr_inodes=..." in text
+
+
 def test_one_agent_serves_a_root(place: Path) -> None:  # SPEC 9.3
     roots.prepare_root(place)
     held = roots.lock_agent(place)
