@@ -325,7 +325,6 @@ class Run:
         for output in self.outputs:
             output.close()
 
-
     def _kill_all(self) -> None:
         """Programs that are still there when the run is over (or broken) end now; their ends are waited for."""
         if self.programs:

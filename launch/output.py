@@ -10,6 +10,7 @@ prints them, as it does without us; it never holds up the launcher.
 from __future__ import annotations
 
 import os
+import select
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -122,9 +123,18 @@ class Screen:
         while view and stream not in self._broken:
             try:
                 view = view[os.write(self._fds[stream], view) :]
+            except BlockingIOError:  # whoever shares the pipe or terminal with us has made it so
+                wait_writable(self._fds[stream])
             except OSError as error:  # closed, full, or a terminal that hung up
                 with self._changed:
                     self._broken[stream] = error
+
+
+def wait_writable(fd: int) -> None:
+    """Until something can be written, or the reader has gone."""
+    waiter = select.poll()
+    waiter.register(fd, select.POLLOUT)
+    waiter.poll()
 
 
 class WorkerOutput:

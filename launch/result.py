@@ -55,11 +55,12 @@ class Place:
         """Let go of the place and remove what is empty in it; a run that left nothing leaves no directory either."""
         if self._lock_fd < 0:
             return
-        for log in self.logs.glob("w*.log"):
+        for log in self.logs.glob("w[0-9]*.log"):
             if log.stat().st_size == 0:
                 log.unlink()
-        for entry in (self.logs, *self.directory.glob("w*")):
-            _remove_empty(entry)
+        for entry in (self.logs, *self.directory.glob("w[0-9]*")):
+            if entry == self.logs or entry.name[1:].isdecimal():  # not `w1-mine`: the place may be the user's own directory
+                _remove_empty(entry)
         (self.directory / ".lock").unlink(missing_ok=True)
         for made in reversed(self._made):
             _remove_empty(made)

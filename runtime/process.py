@@ -163,8 +163,8 @@ class Child:
             return
         try:
             os.killpg(self.pid, number)
-        except ProcessLookupError:
-            return  # all of it has ended, and we shall hear of it
+        except (ProcessLookupError, PermissionError):
+            return  # all of it has ended, or (setuid, sudo) is another user's: we shall hear of its end
 
     def stop(self, grace_s: float, number: int = SIGTERM) -> None:
         """Ask the group to end (also a stopped one), and kill it when the grace is over.  `on_exit` tells when."""

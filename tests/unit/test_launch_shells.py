@@ -51,6 +51,13 @@ def test_a_default_place_gets_a_suffix_and_an_empty_one_goes_away(tmp_path: Path
     assert sorted(p.name for p in (tmp_path / "plugml-runs" / "t").iterdir()) == ["w0"]
 
 
+def test_a_place_of_the_users_own_keeps_its_empty_directories(tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir()
+    _, place = claim(plan(tmp_path, result=str(tmp_path)))
+    place.release()
+    assert [path.name for path in tmp_path.iterdir()] == ["weights"]
+
+
 def test_a_given_place_is_used_again_but_not_at_once(tmp_path: Path) -> None:
     _, place = claim(plan(tmp_path, name="mine"))
     with pytest.raises(UsageError, match="another run is using"):
@@ -177,6 +184,22 @@ def test_a_full_screen_holds_the_programs_up_and_lets_them_go_on(tmp_path: Path)
     output.close()
     for fd in (write_fd, ready_r, ready_w):
         os.close(fd)
+
+
+def test_a_pipe_that_somebody_made_non_blocking_loses_nothing() -> None:
+    read_fd, write_fd = os.pipe()
+    os.set_blocking(write_fd, False)
+    screen = Screen(write_fd, write_fd)
+    lines = [b"%d\n" % number for number in range(100_000)]
+    for line in lines:
+        screen.write(1, line)
+    got = bytearray()
+    while len(got) < len(b"".join(lines)) and select.select([read_fd], [], [], LIMIT_S)[0]:
+        got += os.read(read_fd, 1 << 20)
+    screen.close(LIMIT_S)
+    assert bytes(got) == b"".join(lines) and screen.failure(1) is None
+    os.close(read_fd)
+    os.close(write_fd)
 
 
 def test_a_later_generation_goes_on_in_the_same_log(tmp_path: Path) -> None:

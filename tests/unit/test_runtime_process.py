@@ -135,6 +135,16 @@ def test_a_signal_after_the_end_hits_nobody(loop: asyncio.AbstractEventLoop) -> 
     run.child.stop(0.0)
 
 
+def test_a_program_that_became_another_user_is_waited_for(loop: asyncio.AbstractEventLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(pid: int, signum: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    run = Run(loop, "sh", "-c", "exit 3")
+    monkeypatch.setattr(os, "killpg", refused)
+    run.child.signal(15)
+    assert run.wait() == Exit(3)
+
+
 def test_children_die_when_their_parent_is_killed(no_leaks: None) -> None:
     code = """
 import asyncio, sys, uvloop
