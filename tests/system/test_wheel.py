@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -13,13 +14,17 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("wheel")
-    build = "import hatchling.build, sys; print(hatchling.build.build_wheel(sys.argv[1]))"
-    done = subprocess.run([sys.executable, "-c", build, str(target)], cwd=ROOT, capture_output=True, text=True, check=False)
+def build(what: str, source: Path, target: Path) -> Path:
+    """`what` is wheel or sdist."""
+    code = f"import hatchling.build, sys; print(hatchling.build.build_{what}(sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", code, str(target)], cwd=source, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return target / done.stdout.split()[-1]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("wheel", ROOT, tmp_path_factory.mktemp("wheel"))
 
 
 def test_it_holds_every_part_and_client_as_real_files(wheel: Path) -> None:
@@ -49,3 +54,13 @@ def test_it_runs_from_another_directory(wheel: Path, tmp_path: Path) -> None:
     done = subprocess.run([python, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "0.1.0" in done.stdout
+
+
+def test_the_wheel_of_the_source_archive_is_the_same(wheel: Path, tmp_path: Path) -> None:
+    """The archive has no links: what lies behind them is in it as files."""
+    archive = build("sdist", ROOT, tmp_path)
+    with tarfile.open(archive) as file:
+        assert not [member.name for member in file if member.issym()]
+        file.extractall(tmp_path, filter="data")
+    again = build("wheel", tmp_path / archive.name.removesuffix(".tar.gz"), tmp_path)
+    assert sorted(zipfile.ZipFile(again).namelist()) == sorted(zipfile.ZipFile(wheel).namelist())
