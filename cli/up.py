@@ -188,26 +188,44 @@ def down(name: str, purge: bool) -> int:
     known = discovery.named(wanted, os.environ) if wanted else None
     if known is None and wanted and purge and "/" not in wanted:
         known, _ = discovery.places(wanted, None, None, os.environ)
-    if not (known is not None and purge and known.state.is_dir() and not discovery.keeper_of(known)):
+    if not (known is not None and purge and _has_left(known) and not discovery.keeper_of(known)):
         cluster = discovery.find(name, os.environ)
         _end(cluster)
         click.echo(f"cluster {cluster.name} is down")
         known = cluster
     if not purge:
+        _tell_left(known)
         return 0
 
-    if not known.state.is_dir():
-        raise NoClusterError(f"cluster {known.name} has left no state in {known.state}")
+    if not _has_left(known):
+        raise NoClusterError(f"cluster {known.name} has left nothing: neither {known.state} nor {known.root} is there")
     hold = discovery.Hold(known)
-    if known.root.is_dir():
-        hold.publish()  # a keeper that was killed has left it
-    for path in sorted({*known.state.rglob("*"), *known.root.rglob("*")}):
+    directories = [known.state]
+    if discovery.has_root(known):
+        hold.publish()  # a keeper that was killed has left it, or somebody whose channel was kept there till now
+        directories.append(known.root)
+    for path in sorted({path for directory in directories for path in directory.rglob("*")}):
         click.echo(f"remove {path}")
     hold.withdraw(purge=True)
     if known.state.exists():
         raise WorldError(f"{known.state} could not be removed whole")
     click.echo(f"removed {known.state}")
+    _tell_left(known)
     return 0
+
+
+def _has_left(known: ClusterFile) -> bool:
+    from ..launch.discovery import has_root
+
+    return known.state.is_dir() or has_root(known)
+
+
+def _tell_left(known: ClusterFile) -> None:
+    from ..launch.discovery import left_in
+
+    text = left_in(known)
+    if text:
+        _say(text)
 
 
 def _end(cluster: ClusterFile) -> None:

@@ -26,6 +26,7 @@ from ..wire.messages import Done, Message, NodeExit
 from . import discovery
 from .daemon import Daemon, command, environment
 from .discovery import ClusterFile
+from .keeper import end_keepers
 
 GRACE_S = 5.0  # for a child that was told to end
 WAIT_SAID_S = 10.0  # a wait says after this what it waits for
@@ -219,7 +220,14 @@ class LocalCluster(Cluster):
     # -- the end ------------------------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """Tell every child to end, kill who does not within the grace, and remove what was made.  May be called twice."""
+        """Close the channels by hand, tell every child to end, kill who does not within the grace, and remove what was made.
+
+        May be called twice.
+        """
+        if self._hold is not None and not self._stopping:  # else the root is not, or not any more, ours
+            closed = await end_keepers(self.root, GRACE_S)
+            if closed:
+                self._say(f"closed with the cluster: channel {', '.join(closed)}")
         self._stopping = True
         for daemon in self.daemons:
             if daemon.timer is not None:

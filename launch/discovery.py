@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from ..core.errors import NoClusterError, RootError, UsageError, WorldError
 from ..core.table import check_name
-from ..shm_protocol.root import CLUSTER_NAME_MAX, boot_id, default_root, file_system, lock_agent, sweep
+from ..shm_protocol.root import CLUSTER_NAME_MAX, boot_id, channel_parts, default_root, file_system, lock_agent, sweep
 
 FILE, LOCK, LOGS = "cluster.json", "cluster.lock", "logs"
 VERSION = 1
@@ -159,13 +159,14 @@ class Hold:
             os.replace(scratch, directory / FILE)
 
     def withdraw(self, purge: bool = False) -> None:
-        """The cluster is down: remove its file, its root unless somebody's channel is still kept there, and with `purge`
-        its state; let go."""
+        """The cluster is down: remove its root and its file, and with `purge` its state; let go.
+
+        Where somebody's channel is still kept the root stays, and the file with it: who looks for clusters later finds
+        it and removes it then.
+        """
         root, state = self.cluster.root, self.cluster.state
-        (state / FILE).unlink(missing_ok=True)
-        if self._has_root:
-            (root / FILE).unlink(missing_ok=True)
-            _remove_root(root)
+        if not self._has_root or _remove_root(root):
+            (state / FILE).unlink(missing_ok=True)
         if purge:
             shutil.rmtree(state, ignore_errors=True)
         self.close()
@@ -189,17 +190,36 @@ def _lock(path: Path, refusal: str) -> int:
     return descriptor
 
 
-def _remove_root(root: Path) -> None:
+def _remove_root(root: Path) -> bool:
     """Sweep the root and remove it, unless an agent that somebody started by hand serves it, or channels are kept."""
     try:
         lock = lock_agent(root)
     except (RootError, OSError):
-        return
+        return False
     try:
-        if not sweep(root, boot_id()).channels:
-            shutil.rmtree(root, ignore_errors=True)
+        if sweep(root, boot_id()).channels:
+            return False
+        shutil.rmtree(root, ignore_errors=True)
+        return True
     finally:
         os.close(lock)
+
+
+def has_root(cluster: ClusterFile) -> bool:
+    """Whether its root is there and surely its own: `PLUGML_ROOT` may name a directory with anything in it."""
+    there = _read(cluster.root / FILE)
+    return cluster.root.is_dir() and cluster.name == (cluster.root.name if there is None else there.name)
+
+
+def left_in(cluster: ClusterFile) -> str:
+    """Why the root of a cluster that is down is still there, "" when it is not."""
+    root = cluster.root
+    try:
+        jobs = sorted({parts[0] for name in os.listdir(root) if (parts := channel_parts(name))})
+    except OSError:
+        return ""
+    who = f"channels of job {', '.join(jobs)} are kept there by `plugml run`" if jobs else "somebody's agent serves it"
+    return f"{root} stays: {who}; when that has ended, `plugml down {cluster.name} --purge` removes it"
 
 
 def keeper_of(cluster: ClusterFile) -> int:

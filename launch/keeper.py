@@ -3,6 +3,7 @@
     plugml channel NAME --- fork, fork ---> keeper: register, attach, make, opened; holds keeper file and FIFOs
          prints exports  <---- pipe ------- {"exports": {...}} | {"error": ..., "exit_code": ...}
     plugml channel --close NAME  --- SIGTERM to the pid in <channel>/holder --->  keeper: exited, end, sweep
+    the cluster goes down        --- the same, before its nodes are told to end
 
 The keeper also ends when the job ends, and when the agent is gone for good (the program is answered GONE).
 """
@@ -26,7 +27,7 @@ from ..core.jobmap import FINISHED, RUNNING
 from ..core.limits import Limits
 from ..shm_protocol.create import Channel, create_channel
 from ..shm_protocol.info import environment, parse_info
-from ..shm_protocol.root import channel_parts
+from ..shm_protocol.root import channel_parts, is_kept
 from . import effects as e
 from .agentlink import AgentLink
 from .host import host_name
@@ -111,6 +112,66 @@ def _holder(directory: Path) -> int:
         return int((directory / HOLDER).read_text())
     except (OSError, ValueError):
         return 0
+
+
+async def end_keepers(root: Path, grace_s: float) -> list[str]:
+    """The cluster goes down: close every channel by hand in `root` while its agent still answers; gives their jobs.
+
+    A keeper that has not ended after the grace is killed: what it held is swept with the root.
+    """
+    loop = asyncio.get_running_loop()
+    ends: dict[int, asyncio.Future[None]] = {}
+    jobs = []
+    for job, pid in _keepers(root):
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        jobs.append(job)
+        ended = ends[pidfd] = loop.create_future()
+        loop.add_reader(pidfd, _set, ended)
+        _signal(pidfd, signal.SIGTERM)
+    try:
+        if ends and (await asyncio.wait(ends.values(), timeout=grace_s))[1]:
+            for pidfd, ended in ends.items():
+                if not ended.done():
+                    _signal(pidfd, signal.SIGKILL)
+            await asyncio.wait(ends.values())
+    finally:
+        for pidfd in ends:
+            loop.remove_reader(pidfd)
+            os.close(pidfd)
+    return jobs
+
+
+def _keepers(root: Path) -> list[tuple[str, int]]:
+    """Job and pid of every keeper in `root` that is alive: it holds its channel locked."""
+    try:
+        root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return []
+    try:
+        found = []
+        for name in sorted(os.listdir(root_fd)):
+            parts = channel_parts(name)
+            pid = _holder(root / name) if parts else 0
+            if parts and pid and is_kept(root_fd, name):
+                found.append((parts[0], pid))
+        return found
+    finally:
+        os.close(root_fd)
+
+
+def _set(ended: asyncio.Future[None]) -> None:
+    if not ended.done():
+        ended.set_result(None)
+
+
+def _signal(pidfd: int, signum: int) -> None:
+    try:
+        signal.pidfd_send_signal(pidfd, signum)
+    except ProcessLookupError:
+        return  # it has just ended by itself
 
 
 def _end_keeper(pid: int, job: str) -> str:
