@@ -18,7 +18,8 @@ Examples:
 In the command's arguments {worker} {workers} {seed} {out} are replaced; every other brace stays as it is.
 \b
 Exit codes: 0 all well; else the first failing worker's own, 128+n if a signal killed it;
-  2 usage; 69 no cluster; 73 channel root full; 75 agent gone; 130/143 stopped by SIGINT/SIGTERM.
+  1 server lost or result not saved; 2 usage; 69 no cluster; 73 channel root full; 75 agent gone;
+  126/127 program not executable/not found; 130/143 stopped by SIGINT/SIGTERM.
 """
 
 
