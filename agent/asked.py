@@ -15,12 +15,12 @@ _NUMBER_MAX = (1 << 32) - 1
 FIELDS: dict[str, dict[str, str]] = {
     "hello": {"version": "number"},
     "register": {"spec": "document", "job": "?number"},
-    "attach": {"job": "text", "worker": "number"},
+    "attach": {"job": "text", "run": "?number", "worker": "number"},
     "opened": {"job": "text", "worker": "number", "gen": "number", "dir": "text"},
-    "exited": {"job": "text", "worker": "number", "gen": "number", "how": "text", "clock": "?number"},
-    "standing": {"job": "text"},
-    "export": {"job": "text", "dir": "text"},
-    "end": {"job": "text", "state": "text", "reason": "text"},
+    "exited": {"job": "text", "run": "?number", "worker": "number", "gen": "number", "how": "text", "clock": "?number"},
+    "standing": {"job": "text", "run": "?number"},
+    "export": {"job": "text", "run": "?number", "dir": "text"},
+    "end": {"job": "text", "run": "?number", "state": "text", "reason": "text"},
     "stat": {},
 }
 

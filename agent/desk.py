@@ -360,10 +360,12 @@ class Desk:
     # -- answers
 
     def _known(self, fields: dict[str, Any]) -> Job:
-        number = self.house.names.get(fields["job"])
-        if number is None:
+        """The job of this name: the run that is asked for, else the newest."""
+        number = fields.get("run", self.house.names.get(fields["job"], 0))
+        job = self.house.jobs.get(number)
+        if job is None or job.name != fields["job"]:
             raise UsageError(f"job {shown(fields['job'])} is not known to this agent: register it first")
-        return self.house.jobs[number]
+        return job
 
     def _count(self) -> int:
         waiting = sum(len(tickets) for table in (self.for_join, self.for_leave, self.for_channel, self.for_orphan) for tickets in table.values())

@@ -181,7 +181,7 @@ class House:
 
     def news(self, channel: Channel, state: str, text: str) -> e.Tell:
         """For launchers: something has happened to a channel."""
-        fields = {"job": channel.job, "worker": channel.worker, "gen": channel.gen, "state": state, "text": text}
+        fields = {"job": channel.job, "run": channel.number, "worker": channel.worker, "gen": channel.gen, "state": state, "text": text}
         return e.Tell(e.ALL, {"event": "channel", **fields})
 
     def counters(self) -> dict[str, int]:

@@ -102,7 +102,7 @@ class AgentMachine:
         operation.patience.explained(now_us)
         channel = operation.channel
         fields = {"job": channel.job, "worker": channel.worker, "text": explain(operation, self.house.channels.values(), now_us)}
-        return [Log("waiting", fields), e.Tell(e.ALL, {"event": "waiting", **fields})]
+        return [Log("waiting", fields), e.Tell(e.ALL, {"event": "waiting", "run": channel.number, **fields})]
 
     def _strange(self, sender: str, text: str) -> list[Any]:
         """A peer that breaks the protocol is counted; its word is dropped, everybody is served on."""

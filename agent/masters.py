@@ -69,7 +69,7 @@ class Masters:
 
     def _ended(self, job: Job, new: JobMap) -> list[Any]:
         fields = {"job": job.name, "state": new.state, "reason": new.reason}
-        return [Log("job", {**fields, "number": job.number}), e.Tell(e.ALL, {"event": "job", **fields})]
+        return [Log("job", {**fields, "number": job.number}), e.Tell(e.ALL, {"event": "job", "run": job.number, **fields})]
 
     def _connect(self, new: JobMap) -> list[Any]:
         """Reach every server of the map; let go of those that no running job needs any more."""

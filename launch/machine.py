@@ -55,6 +55,7 @@ class RunMachine:
         self._number = 0
         self._up = False
         self._registered = False
+        self._run = 0  # number of our job: another run may have its name before we have gone
         # When an agent that is away is given up.  One of our own has to be started first, on a host that may be busy.
         self._gone_us: int | None = now_us + limits.gone_us * (1 if plan.cluster else STARTING_FACTOR)
         self._poll_us: int | None = None
@@ -183,7 +184,7 @@ class RunMachine:
             text = f"job {self.plan.spec.name!r} cannot be registered: {event.text}"
             return [Verdict(FAILED, text, EX_USAGE if taken else EX_WORLD)]
 
-        self._registered = True
+        self._registered, self._run = True, event.fields["job"]
         if self.verdict:
             return self._close(now_us)
         self.phase = TRAINING
@@ -194,7 +195,7 @@ class RunMachine:
 
     def _on_news(self, event: e.AgentNews, now_us: int) -> list[Any]:
         news = event.document
-        if news.get("job") != self.plan.spec.name or not self._registered:
+        if news.get("job") != self.plan.spec.name or news.get("run", self._run) != self._run or not self._registered:
             return []
         if news.get("event") == "waiting":
             return self.watch.overheard(str(news.get("text")), now_us)
@@ -398,6 +399,8 @@ class RunMachine:
         self._number += 1
         self._asked[self._number] = (op, worker)
         named: dict[str, Any] = {} if op == "register" else {"job": self.plan.spec.name}
+        if op not in ("register", "opened"):  # a channel tells its run itself
+            named["run"] = self._run
         if worker >= 0:
             named["worker"] = worker
         return e.Ask(self._number, op, {**named, **fields})

@@ -101,6 +101,8 @@ class Launcher:
         """Ask until answered ok; a refusal is asked again after a while unless it is the job's end."""
         self._number += 1
         document = {"op": op, "id": self._number, **fields}
+        if "job" in fields and op not in ("register", "opened"):
+            document["run"] = self.job_number
         self._pending[self._number] = (document, then)
         if self._ready or op in GREETING:
             self._write(document)
@@ -187,7 +189,7 @@ class Launcher:
         self._refused(asked, document, then)
 
     def _event(self, document: dict[str, Any]) -> None:
-        if document["event"] == "job" and document.get("job") == self.spec.name:
+        if document["event"] == "job" and (document["job"], document["run"]) == (self.spec.name, self.job_number):
             self._job_news(str(document.get("state", "")), str(document.get("reason", "")))
 
     def _job_news(self, state: str, reason: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from plugml.agent import effects as e
 from plugml.agent.asked import FIELDS
 from plugml.core.errors import Code
+from plugml.core.jobmap import STOPPED
 from plugml.shm_protocol.info import parse_info
 from plugml.wire import messages as m
 
@@ -280,3 +282,25 @@ def test_too_many_unanswered_requests_are_sent_away() -> None:
     for number in range(4100):
         world.feed("", e.Asked(1, {"op": "register", "id": number, "spec": job().to_document()}))
     assert [document["code"] for document in world.told] == ["AGAIN"] * 4
+
+
+def test_a_launcher_that_is_still_going_away_does_not_speak_for_the_next_run_of_its_name() -> None:
+    world = World(servers=1)
+    world.register(job(workers=2))
+    old = [world.plug("digits", worker) for worker in range(2)]
+    world.master.change(1, state=STOPPED, reason="stopped by hand")
+    for node in (world.name, *world.servers):
+        world.queue.append(("m0", node, world.master.map_told(1)))
+    world.settle()
+    world.master.change(1, spec=dataclasses.replace(world.master.jobs[1].spec, name="before"))  # its name is free
+    assert world.register(job(workers=2))["job"] == 2
+    world.sent.clear()
+    for program in old:
+        fields = {"job": "digits", "run": 1, "worker": old.index(program), "gen": program.gen, "how": "lost"}
+        for _ in range(2):  # the answer was lost: it is asked again
+            assert world.ask("exited", **fields)["ok"]
+        assert program.name not in world.files
+    assert not [message for _, message in world.sent if isinstance(message, m.Leave)]
+    assert world.ask("end", job="digits", run=1, state="failed", reason="late")["ok"]
+    assert [end.job for end in world.master.ended] == [1]
+    assert "not known" in world.ask("exited", job="other", run=1, worker=0, gen=1, how="lost")["text"]

@@ -239,7 +239,7 @@ def test_a_lost_job_is_told_with_the_masters_reason() -> None:
     lost(world, 1, "server s1 held the only copy of 3 ranges")
     reply = program.answer()
     assert reply.code is Code.NOSERVER and "server s1 held the only copy of 3 ranges" in program.err()
-    assert {"event": "job", "job": "digits", "state": "lost", "reason": "server s1 held the only copy of 3 ranges"} in world.told
+    assert {"event": "job", "run": 1, "job": "digits", "state": "lost", "reason": "server s1 held the only copy of 3 ranges"} in world.told
     assert program.do("step", ONES).code is Code.NOSERVER
     assert program.do("bye").ok, "whoever leaves a lost job has left"
 

@@ -93,8 +93,10 @@ class Theatre:
         code, text = self.errors.get(ask.op, ("", ""))
         fields: dict[str, Any] = {}
         worker = ask.fields.get("worker", -1)
-        if ask.op == "register" and ask.fields["spec"]["name"] in self.taken:
-            code, text = "COLLIDE", "that name is taken"
+        if ask.op == "register":
+            fields = {"job": 7}
+            if ask.fields["spec"]["name"] in self.taken:
+                code, text = "COLLIDE", "that name is taken"
         if ask.op == "attach":
             self.gens[worker] = self.gens.get(worker, 0) + 1
             fields = {"gen": self.gens[worker], "clock": self.clocks.get(worker, 0), "info": "version=1\n", "sizes": {}}
@@ -403,7 +405,9 @@ def test_a_lost_job_explains_a_program_that_failed_of_it_just_before() -> None:
 def test_a_job_stopped_from_outside() -> None:
     t = Theatre().start()
     t.tell(e.AgentNews({"event": "job", "job": "other", "state": "stopped", "reason": ""}))
-    t.tell(e.AgentNews({"event": "job", "job": "t", "state": "stopped", "reason": "plugml stop"}))
+    t.tell(e.AgentNews({"event": "job", "job": "t", "run": 6, "state": "stopped", "reason": "the run before ours"}))
+    assert not t.machine.verdict
+    t.tell(e.AgentNews({"event": "job", "job": "t", "run": 7, "state": "stopped", "reason": "plugml stop"}))
     assert "plugml stop" in ends(t, 143, "lost")["reason"]
 
 
