@@ -80,7 +80,8 @@ class Servers:
             return []
         effects: list[Any] = []
         notice = self.notices.get((refuse.job, refuse.worker))
-        if notice is not None and notice.gen == refuse.gen and refuse.code in (Code.FENCED, Code.RANGE):
+        of_stream = not refuse.seq and not refuse.request  # and so not of one push or pull of it
+        if notice is not None and notice.gen == refuse.gen and of_stream and refuse.code in (Code.FENCED, Code.RANGE):
             del self.notices[refuse.job, refuse.worker]
             effects += self.desk.on_refused_join(job, refuse.worker, refuse.code, refuse.text)
         asker = self._refused(refuse)

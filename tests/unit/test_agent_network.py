@@ -228,6 +228,22 @@ def test_values_that_a_server_has_no_memory_for_do_not_undo_the_step() -> None:
     np.testing.assert_array_equal(program.param(), ONES)
 
 
+def test_a_late_refusal_of_a_push_does_not_silence_a_leave() -> None:
+    """Only the clock, which names no push, can say that the Leave is no use."""
+    world = World(servers=1)
+    world.register(job())
+    program = world.plug("digits", 0)
+    assert program.do("push", ONES).ok
+    world.interfere = lambda sender, to, message: () if isinstance(message, m.Leave) else (message,)
+    world.feed("", e.Asked(1, {"op": "exited", "id": 1, "job": "digits", "worker": 0, "gen": 1, "how": "lost"}))
+    epoch = world.agent.house.jobs[1].clock_route.epoch
+    for seq, request in ((1, 0), (0, 5)):
+        world.feed("s0.00000000", m.Refuse(1, 0, epoch, 2, request, 0, 1, seq, int(Code.RANGE), "too many pushes"))
+    assert (1, 0) in world.agent.servers.notices and not any(document.get("id") == 1 for document in world.told)
+    world.interfere = lambda sender, to, message: (message,)
+    assert world.run(until=lambda: any(document.get("id") == 1 for document in world.told))
+
+
 def test_an_answer_to_another_kind_of_question_is_none() -> None:
     world = World()
     world.register(job())
