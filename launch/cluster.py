@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,7 +25,7 @@ from ..runtime.process import Child, Exit, spawn
 from ..shm_protocol.root import prepare_root
 from ..wire.messages import Done, Message, NodeExit
 from . import discovery
-from .daemon import Daemon, command, environment
+from .daemon import FROM_OUTSIDE, Daemon, command, environment
 from .discovery import ClusterFile
 from .keeper import end_keepers
 
@@ -64,7 +65,7 @@ class LocalCluster(Cluster):
     """`servers` servers, a master and an agent, all children of this process.
 
     `start` returns at once; `wait_ready` waits.  `stop` leaves nothing: no process, no socket, no root (and with
-    `private` no state either).
+    `private` no state either; `keep_logs` is a directory that then gets the logs if one of the processes failed).
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class LocalCluster(Cluster):
         *,
         servers: int = 2,
         private: bool = False,
+        keep_logs: Path | None = None,
         allow_disk: bool = False,
         verbose: bool = False,
         say: Say = lambda text: None,
@@ -89,6 +91,8 @@ class LocalCluster(Cluster):
         self._environ = environ
         self._servers = servers
         self._private = private
+        self._keep_logs = keep_logs
+        self._failed = False  # a process of ours ended by itself
         self._allow_disk = allow_disk
         self._verbose = verbose
         self._say = say
@@ -188,6 +192,7 @@ class LocalCluster(Cluster):
                 self._ended.set()
             return
 
+        self._failed = self._failed or exit_.signum not in FROM_OUTSIDE
         if self._report is not None and daemon.node and daemon.role != "master":
             self._report.tell(daemon.node, exit_.status)
         wait_us = daemon.patience.wait_us(daemon.ready, daemon.served, now_us() - daemon.started_us, exit_.signum)
@@ -207,7 +212,7 @@ class LocalCluster(Cluster):
             self._give_up(f"{daemon.title} cannot be started again: {error}")
 
     def _give_up(self, words: str) -> None:
-        text = f"cluster {self.name} cannot go on: {words}; its log is in {self.file.logs}"
+        text = f"cluster {self.name} cannot go on: {words}; its log is in {self._keep_logs or self.file.logs}"
         if not self.ready.done():
             self.ready.set_exception(WorldError(text))
         self.on_news(text, True)
@@ -253,8 +258,20 @@ class LocalCluster(Cluster):
         if not self.ready.done():
             self.ready.cancel()
         if self._hold is not None:
+            if self._failed and self._keep_logs is not None:
+                self._save_logs(self._keep_logs)
             self._hold.withdraw(purge=self._private)
             self._hold = None
+
+    def _save_logs(self, directory: Path) -> None:
+        """The state goes away with the cluster, but the story of a failure stands nowhere else."""
+        try:
+            for log in sorted(self.file.logs.glob("*.log")):
+                shutil.copyfile(log, directory / log.name)
+        except OSError as error:
+            self._say(f"the logs of cluster {self.name} could not be kept in {directory}: {error.strerror}")
+        else:
+            self._say(f"the logs of master, servers and agent are kept in {directory}")
 
 
 class Report:

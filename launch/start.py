@@ -89,8 +89,9 @@ def _on_ground(run: Run, file: ClusterFile, notes: list[str]) -> int:
     say = functools.partial(run.say, "info")
     options = run.options
     cluster = LocalCluster(
-        run.loop, file, run.environ, servers=run.plan.servers, private=True, allow_disk=options.allow_disk, verbose=options.verbose, say=say
-    )
+        run.loop, file, run.environ, servers=run.plan.servers, private=True, keep_logs=run.place.logs,
+        allow_disk=options.allow_disk, verbose=options.verbose, say=say,
+    )  # fmt: skip
     cluster.on_news = run.on_cluster_news
     try:
         cluster.start()

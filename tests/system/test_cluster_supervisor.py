@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -33,7 +34,7 @@ SLEEP = "while True: time.sleep(3600)\n"
 class Case:
     """A cluster whose daemons are scripts."""
 
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
         self.loop = uvloop.new_event_loop()
         asyncio.set_event_loop(self.loop)
         self.scripts: dict[str, str] = {}
@@ -44,7 +45,7 @@ class Case:
         self.roots.mkdir(mode=0o700)
         file, _ = places("case", self.roots / "r", directory / "state", {})
         monkeypatch.setattr(supervisor, "command", self._command)
-        self.cluster = LocalCluster(self.loop, file, dict(os.environ), servers=1, say=self.said.append)
+        self.cluster = LocalCluster(self.loop, file, dict(os.environ), servers=1, say=self.said.append, **options)
         self.cluster.on_news = lambda text, fatal: self.news.append((text, fatal))
 
     def _command(self, daemon: Daemon, file: ClusterFile, *rest: object) -> list[str]:
@@ -163,3 +164,21 @@ def test_a_start_that_fails_half_way_leaves_nothing(case: Case, monkeypatch: pyt
     with pytest.raises(WorldError, match="cannot start cluster case: .*No such file"):
         case.cluster.start()
     assert all(daemon.child is None for daemon in case.cluster.daemons) and not case.cluster.root.exists()
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_private_cluster_leaves_its_logs_only_when_a_process_failed(
+    warm: None, no_leaks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    case = Case(tmp_path, monkeypatch, private=True, keep_logs=kept)
+    case.cluster.start()
+    case.ready()
+    (case.cluster.file.logs / "s0.log").write_text("the story\n")
+    case.scripts["s0"] = "raise SystemExit('a bug')" if fails else READY + SLEEP
+    case.kill("s0")
+    case.until(lambda: any("a bug" in text if fails else "is back" in text for text, _ in case.news))
+    case.close()
+    assert not (tmp_path / "state").exists()
+    assert [path.read_text() for path in kept.iterdir()] == (["the story\n"] if fails else [])
