@@ -57,32 +57,35 @@ def logs(what: str, cluster: str, follow: bool) -> None:
     else:
         known = ", ".join(files) or "none"
         raise UsageError(f"{what!r} is neither a node (there are {known}) nor a job whose logs are on this host")
-    _print(chosen)
-    if follow:
-        _follow(chosen)
+    with _opened(chosen) as opened:
+        _print(opened)
+        if follow:
+            _follow(opened)
 
 
 def _directory_of(file: ClusterFile, job: str) -> Path:
     """Where the launcher of a job keeps what its workers print, as it told the master."""
+    from ..core.errors import UsageError
     from .ask import Asker
 
     with Asker(file) as asker:
         for row in asker.ask_all("jobs").get("jobs", ()):
             if row["name"] == job:
+                if not row.get("logs"):
+                    raise UsageError(f"job {job} has a channel by hand: its output goes to the terminal that its program was started from")
                 return Path(str(row.get("logs") or "/nowhere"))
     return Path("/nowhere")
 
 
-def _print(files: dict[str, Path]) -> None:
+def _print(opened: dict[str, BinaryIO]) -> None:
     """Lines of ours begin with the time, so that several logs can be put in order; others come one after the other."""
     out = sys.stdout.buffer
-    with _opened(files) as opened:
-        if len(opened) == 1 or all(name[0] != "w" for name in opened):
-            out.writelines(heapq.merge(*opened.values()) if len(opened) > 1 else next(iter(opened.values()), ()))
-        else:
-            for name, lines in opened.items():
-                prefix = f"[{name}] ".encode()
-                out.writelines(prefix + line.removesuffix(b"\n") + b"\n" for line in lines)
+    if len(opened) == 1 or all(name[0] != "w" for name in opened):
+        out.writelines(heapq.merge(*opened.values()) if len(opened) > 1 else next(iter(opened.values()), ()))
+    else:
+        for name, lines in opened.items():
+            prefix = f"[{name}] ".encode()
+            out.writelines(prefix + line.removesuffix(b"\n") + b"\n" for line in lines)
     out.flush()
 
 
@@ -106,19 +109,16 @@ class _opened:
             file.close()
 
 
-def _follow(files: dict[str, Path]) -> None:
-    """What is appended from now on, until Ctrl-C or the reader has gone."""
-    with _opened(files) as opened:
-        rest = dict.fromkeys(opened, b"")
-        for file in opened.values():
-            file.seek(0, os.SEEK_END)
-        prefixes = {name: f"[{name}] ".encode() if len(opened) > 1 and name[0] == "w" else b"" for name in opened}
-        while True:
-            for name, file in opened.items():
-                for line in _new_lines(file, rest, name):
-                    sys.stdout.buffer.write(prefixes[name] + line + b"\n")
-            sys.stdout.buffer.flush()
-            time.sleep(LOOK_S)
+def _follow(opened: dict[str, BinaryIO]) -> None:
+    """What is appended after the place to which each file was read, until Ctrl-C or the reader has gone."""
+    rest = dict.fromkeys(opened, b"")
+    prefixes = {name: f"[{name}] ".encode() if len(opened) > 1 and name[0] == "w" else b"" for name in opened}
+    while True:
+        for name, file in opened.items():
+            for line in _new_lines(file, rest, name):
+                sys.stdout.buffer.write(prefixes[name] + line + b"\n")
+        sys.stdout.buffer.flush()
+        time.sleep(LOOK_S)
 
 
 def _new_lines(file: BinaryIO, rest: dict[str, bytes], name: str) -> Iterator[bytes]:
