@@ -27,7 +27,7 @@ TABLES_MAX = Limits().tables_max
 SEQ_MAX = (1 << 63) - 1
 COUNT_MAX = 1 << 62
 TIMEOUT_MS_MAX = 1 << 31
-WEIGHT_MAX = 1e18  # so that sums of weights stay far from overflow
+WEIGHT_MAX = 2.0**53  # the largest number up to which every count of examples is exact
 
 _NUMBER = re.compile(r"[0-9]{1,19}\Z")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}\Z")
@@ -269,7 +269,7 @@ def _weight(word: str) -> float:
         raise _format(f"w={_shown(word)} is no number (digits, with '.' for the decimal point)")
     weight = float(word)
     if not math.isfinite(weight) or not 0 < weight <= WEIGHT_MAX:
-        raise RequestError(Code.RANGE, f"w={_shown(word)}: a weight is above 0 and at most {WEIGHT_MAX:g}")
+        raise RequestError(Code.RANGE, f"w={_shown(word)}: a weight is above 0 and at most 2^53")
     return weight
 
 

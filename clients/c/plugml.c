@@ -572,12 +572,14 @@ static int ready(plugml *p)
 }
 
 /* What follows verb, seq and clock in the line of a push; writes `g` first. */
+#define WEIGHT_MAX 9007199254740992.0 /* 2^53 */
+
 static int prepare_push(plugml *p, const void *g, double weight, char *words, size_t room)
 {
     char shown[48];
 
-    if (!(weight > 0) || weight > 1e18)
-        return fail(p, PLUGML_RANGE, "weight %g: a weight is above 0 and at most 1e18; nothing was pushed", weight);
+    if (!(weight > 0) || weight > WEIGHT_MAX)
+        return fail(p, PLUGML_RANGE, "weight %g: a weight is above 0 and at most 2^53; nothing was pushed", weight);
     format_weight(shown, sizeof shown, weight);
     snprintf(words, room, " n=%llu w=%s", (unsigned long long)p->elements, shown);
     return g && g != p->mapped[GRAD] ? write_all(p, GRAD, g, (size_t)p->nbytes, 0) : 0;

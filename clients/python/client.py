@@ -22,7 +22,7 @@ Numbers = Union[ArrayLike, Mapping[str, ArrayLike], None]
 Places = Union[NDArray[Any], Mapping[str, NDArray[Any]], Sequence[NDArray[Any]], None]
 
 _DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype("<f4"), "f64": np.dtype("<f8"), "i64": np.dtype("<i8")}
-WEIGHT_MAX = 1e18
+WEIGHT_MAX = 2.0**53
 
 
 class Table(NamedTuple):
@@ -250,7 +250,7 @@ class Client:
         line = f" {self.clock}"
         if pushing:
             if not 0 < weight <= WEIGHT_MAX:
-                raise ChannelError(Code.RANGE, f"weight={weight!r}; a weight is above 0 and at most {WEIGHT_MAX:g}")
+                raise ChannelError(Code.RANGE, f"weight={weight!r}; a weight is above 0 and at most 2^53")
             if g is not None:
                 for table, array in self._matched(g, "g"):
                     np.copyto(table.view(self._buffers["grad"]), _shaped(table, array), casting="same_kind")
@@ -351,12 +351,20 @@ class Client:
                 raise ChannelError(Code.PERM, f"{what} for table {table.name} must be a numpy array that can be written")
             array = np.asarray(given)
             if array.shape != table.shape and array.shape != (table.elements,):
-                raise ChannelError(Code.SIZE, f"{what} for table {table.name} has shape {array.shape}, the table has {table.shape}")
+                raise ChannelError(Code.SIZE, f"{what} for table {table.name} has shape {array.shape}, the table has {table.shape}: {_agree(table, array)}")
             here, there = (table.dtype, array.dtype) if writable else (array.dtype, table.dtype)
             if not np.can_cast(here, there, casting="same_kind"):
                 raise ChannelError(Code.RANGE, f"{what} for table {table.name}: {here} cannot become {there}")
             result.append((table, array))
         return result
+
+
+def _agree(table: Table, array: NDArray[Any]) -> str:
+    """What to change where a table and an array have different shapes."""
+    declared, given = (",".join(map(str, shape)) for shape in (table.shape, array.shape))
+    if not given:
+        return f"give an array of the table's shape, or declare the table as --table {table.name}=1"
+    return f"make them agree: the job declares --table {table.name}={declared}, this array needs --table {table.name}={given}"
 
 
 def _shaped(table: Table, array: NDArray[Any]) -> NDArray[Any]:
