@@ -27,7 +27,7 @@ class Member(NamedTuple):
 
 
 class Share(NamedTuple):
-    """The servers (ids) that hold a range, the leading one first.  `passed` servers stood before that one, but were full."""
+    """The servers (ids) that hold a range, the leading one first.  `passed` servers stood before that one, but had a full share."""
 
     servers: tuple[str, ...]
     passed: int = 0
@@ -118,7 +118,7 @@ class Ring:
             f"{plural(len(placement), 'range')} on {plural(count, 'server')}: the fullest has {max(loads.values()) / mean:.2f} x the mean"
         )
         if displaced:
-            text += f", {displaced} moved on clockwise because the server before was full"
+            text += f", {displaced} moved on clockwise because the server before had a full share"
         if count < copies:
             text += f"; only {count} of {copies} copies: start more servers"
         elif hosts < copies:

@@ -198,9 +198,10 @@ def _collision(asked: JobSpec, running: JobSpec) -> str:
             if field:
                 what = f"table {old['name']}: {field} = {shown(old[field])}, here {shown(new[field])}"
                 break
-    elif key == "settings":
-        what = "other settings"
     name = asked.name
+    if key == "settings":  # what launchers note, and a random number: all else is the same
+        by = f", started by {shown(running.settings['command'])}" if running.settings.get("command") else ""
+        return f"a job {name!r} is running already{by}; choose another --name, or stop that one with `plugml stop {name}`"
     return f"a job {name!r} is running with {what}; choose another --name, or stop that one with `plugml stop {name}`"
 
 

@@ -89,5 +89,5 @@ def seat_reason(seat: Seat) -> str:
     if not seat.replicas:
         return "its only copy is lost"
     if seat.passed:
-        return f"{plural(seat.passed, 'server')} before it on the ring had no room"
+        return f"balanced: {plural(seat.passed, 'server')} before it on the ring had a full share"
     return "the first server clockwise on the ring"

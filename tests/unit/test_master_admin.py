@@ -74,7 +74,7 @@ def test_a_job_is_told_to_the_last_range_and_why_each_is_there(world: MasterWorl
     assert page["job"]["name"] == "job"
     assert sum(row["bytes"] for row in page["ranges"]) == 4 << 20
     assert {row["why"] for row in page["ranges"]} <= {
-        "the first server clockwise on the ring", "1 server before it on the ring had no room",
+        "the first server clockwise on the ring", "balanced: 1 server before it on the ring had a full share",
     }  # fmt: skip
     assert {row["epoch"] for row in page["ranges"]} == {1}
     assert page["workers"] == [{"worker": 1, "gen": 1, "agent": A0}]

@@ -162,7 +162,7 @@ def test_the_same_document_again_is_the_same_job_while_it_runs(world: MasterWorl
         (spec(workers=3), "workers = 2, here 3"),
         (spec(shape=(7,)), "table w: shape = [1048576], here [7]"),
         (spec(seed=5), "seed = 0, here 5"),
-        (spec(settings={"a": 1}), "other settings"),
+        (spec(settings={"run": "1"}), "a job 'job' is running already; choose another --name"),
         (JobSpec("job", 2, (TableSpec("v", (1 << 20,)),)), "table w: name = 'w', here 'v'"),
         (JobSpec("job", 2, (*spec().tables, TableSpec("v", (1,)))), "other tables"),
     ],
