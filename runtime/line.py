@@ -31,3 +31,11 @@ class Line:
         self.batch_bytes = self.batched = 0
         self.waiting: deque[tuple[list[Buffer], int, int]] | None = None  # until the first connection
         self.away = self.full = self.bad = False  # as the log was last told
+
+
+def identity_of(frame: zmq.Frame) -> str:
+    """Name that the other end of the connection gave in its handshake, "" if none."""
+    try:
+        return str(frame.get("Identity"))
+    except (zmq.ZMQError, UnicodeDecodeError):
+        return ""

@@ -29,7 +29,7 @@ from ..core.limits import Limits
 from ..wire import codec
 from ..wire.messages import Buffer, Message
 from .lent import Lent
-from .line import Line, Socket
+from .line import Line, Socket, identity_of
 
 NO_COPY_BYTES = 256 << 10  # below this a copy costs less than handing the memory over and hearing when it is free
 MESSAGES_A_TURN = 256
@@ -368,7 +368,7 @@ class Network:
                 return
             frames = self._frames(socket) if head.more else []
             # An endpoint outlives its process.  Who answers there after a restart is another node.
-            if _identity(head) == line.name:
+            if identity_of(head) == line.name:
                 self._receive(line.name, [head.bytes, *frames])
             else:
                 self.strangers += 1
@@ -416,11 +416,3 @@ class Network:
             self._names.clear()
         name = self._names[identity] = identity.decode()
         return name
-
-
-def _identity(frame: zmq.Frame) -> str:
-    """Name that the other end of the connection gave in its handshake, "" if none."""
-    try:
-        return str(frame.get("Identity"))
-    except (zmq.ZMQError, UnicodeDecodeError):
-        return ""
