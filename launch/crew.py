@@ -179,7 +179,12 @@ class Crew:
         if worker.pushes or worker.unplugged or self.ending:
             return []
         status = words.ending(worker.status or 0)
-        return self._warn(f"worker {worker.number} ended with {status} but never pushed: is its program plugged in?")
+        head = f"worker {worker.number} ended with {status} but never pushed"
+        if worker.clocks:
+            return self._warn(f"{head}: it finished {words.count(worker.clocks, 'clock')} and gave nothing to them")
+        if worker.spoke:
+            return self._warn(f"{head}: it used its channel, but only to ask or to pull")
+        return self._warn(f"{head}: is its program plugged in?")
 
     def _died(self, worker: Worker) -> list[Any]:
         """A deterministic crash is not retried; death by signal is, up to max_restarts, and then the policy holds.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..shm_protocol.info import VARIABLES, Info, environment
+from . import words
 from .plan import RunPlan
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -38,7 +39,8 @@ def thread_note(base: Mapping[str, str], cpus: float, local_workers: int) -> str
     if not added:
         return ""
     names = ", ".join(name.removesuffix("_NUM_THREADS") for name in added)
-    return f"{cpus:g} CPUs for {local_workers} workers: {names}_NUM_THREADS={threads_each(cpus, local_workers)} (set them yourself to change it)"
+    here = f"{cpus:g} CPU{'s' * (cpus != 1)} for {words.count(local_workers, 'worker')}"
+    return f"{here}: {names}_NUM_THREADS={threads_each(cpus, local_workers)} (set them yourself to change it)"
 
 
 def worker_environment(

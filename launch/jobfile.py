@@ -61,6 +61,8 @@ def describe(file: Mapping[str, Any], file_name: str, flags: Mapping[str, Any]) 
     `flags` uses the names of JOB_KEYS, and `tables` (texts), `worker` (texts), `argv` (after `--`), `result`.
     """
     for section in file:
+        if section in JOB_KEYS and section not in SECTIONS and not isinstance(file[section], dict):
+            raise UsageError(f"{file_name}: {section} stands outside of every section; put it under [job]")
         if section not in SECTIONS:
             raise unknown_key(section, SECTIONS, f"{file_name}, section")
     written = _section(file, "job", JOB_KEYS, file_name)

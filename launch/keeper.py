@@ -16,7 +16,9 @@ import os
 import secrets
 import select
 import shlex
+import shutil
 import signal
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,13 +27,16 @@ from .. import __version__
 from ..core.errors import Code, NoClusterError, PlugmlError, UsageError, WorldError
 from ..core.jobmap import FINISHED, RUNNING
 from ..core.limits import Limits
+from ..core.table import TableSpec
 from ..shm_protocol.create import Channel, create_channel
 from ..shm_protocol.info import environment, parse_info
 from ..shm_protocol.root import channel_parts, is_kept
 from . import effects as e
+from . import words
 from .agentlink import AgentLink
 from .host import host_name
 from .plan import RunPlan
+from .result import publish
 
 HOLDER = "holder"
 SOCKET = "agent.sock"
@@ -52,6 +57,9 @@ class KeeperError(WorldError):
 
 def open_channel(plan: RunPlan, root: Path) -> dict[str, str]:
     """Leave a keeper behind; gives the variables of the program's environment.  Raises `PlugmlError`."""
+    name = plan.spec.name
+    if name in dict(_keepers(root)):
+        raise UsageError(f"channel {name} is open already; close it by `plugml channel --close {name}`, or take another name")
     plan = plan.with_settings(command="by hand", host=host_name(), run=secrets.token_hex(8))
     read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
     child = os.fork()
@@ -64,10 +72,10 @@ def open_channel(plan: RunPlan, root: Path) -> dict[str, str]:
     os.close(write_fd)
     os.waitpid(child, 0)
     with os.fdopen(read_fd, "rb") as pipe:
-        words = pipe.readline(MESSAGE_BYTES_MAX)
-    if not words:
+        line = pipe.readline(MESSAGE_BYTES_MAX)
+    if not line:
         raise WorldError("the process that should keep the channel ended without a word; is memory short?")
-    told = json.loads(words)
+    told = json.loads(line)
     if "error" in told:
         raise KeeperError(told["error"], told["exit_code"])
     exports: dict[str, str] = told["exports"]
@@ -79,18 +87,56 @@ def export_lines(variables: Mapping[str, str]) -> str:
     return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items())
 
 
-def close_channel(name: str, root: Path) -> str:
-    """End the channel of job `name`, or of one worker (`job.worker`); gives a sentence.  Raises `PlugmlError`."""
+def close_channel(name: str, root: Path, result: str = "") -> str:
+    """End the channel of job `name`, or of one worker (`job.worker`); gives a sentence.  Raises `PlugmlError`.
+
+    With a directory `result` the values of a channel by hand are saved there before; if they cannot be, it stays open.
+    """
     job, worker, gen = _find(name, root)
     directory = root / f"{job}.{worker}.{gen}"
     pid = _holder(directory)
-    if pid:
-        return _end_keeper(pid, job)
     fields = {"job": job, "worker": worker, "gen": gen, "how": "finished"}
+    if pid:
+        saved = _save(directory, root, result) if result else ""
+        text = _end_keeper(pid, job)
+        try:
+            answer = asyncio.run(_ask_once(root / SOCKET, "exited", fields))  # again: the agent remembers its last words
+        except PlugmlError:
+            return words.joined((text, saved))
+        kept = "" if saved or answer.fields.get("pushes") == 0 else "its values are gone (--result DIR would have kept them)"
+        return words.joined((f"{text} after {_done(answer)}" if not answer.code else text, saved or kept))
+
+    if result:
+        raise UsageError(f"worker {worker} of job {job} was started by `plugml run`, which saves the result: leave --result out")
     answer = asyncio.run(_ask_once(root / SOCKET, "exited", fields))
     if answer.code:
         raise WorldError(f"channel {name}: {answer.code}: {answer.text}")
-    return f"worker {worker} of job {job} is unplugged after {answer.fields.get('clocks', 0)} clocks: the others go on without it"
+    return f"worker {worker} of job {job} is unplugged after {_done(answer)}: the others go on without it"
+
+
+def _done(answer: e.Answer) -> str:
+    """How far a worker came, as its agent says."""
+    clocks, pushes = (int(answer.fields.get(key) or 0) for key in ("clocks", "pushes"))
+    return f"{words.count(clocks, 'clock')} and {words.count(pushes, 'push')}"
+
+
+def _save(directory: Path, root: Path, result: str) -> str:
+    """The tables at the last closed clock, as `plugml run` leaves them; gives a sentence."""
+    info = parse_info((directory / "info").read_text())
+    place = Path(result).absolute()
+    place.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=".saving-", dir=place))
+    try:
+        answer = asyncio.run(_ask_once(root / SOCKET, "export", {"job": info.job, "dir": str(scratch)}))
+        if answer.code:
+            raise WorldError(f"the values could not be saved, and the channel stays open: {answer.code}: {answer.text}")
+        tables = tuple(
+            TableSpec(table.name, table.shape, dtype=table.dtype, order=table.order, optimizer="add") for table in info.dense
+        )
+        names = publish(tables, scratch, place, {"job": info.job, "state": "saved", "clocks": int(answer.fields.get("clock") or 0)})
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return f"result in {place}: {', '.join(names)}"
 
 
 def _find(name: str, root: Path) -> tuple[str, int, int]:
@@ -104,6 +150,12 @@ def _find(name: str, root: Path) -> tuple[str, int, int]:
         names = ", ".join(sorted({f"{job}.{worker}" for job, worker, _ in found})) or "none"
         raise UsageError(f"there is no channel {name!r} in {root}; there are: {names}")
     return max(matching, key=lambda parts: parts[2])
+
+
+def _note_holder(directory: Path) -> None:
+    fd = os.open(directory / HOLDER, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(f"{os.getpid()}\n")
 
 
 def _holder(directory: Path) -> int:
@@ -255,7 +307,7 @@ class Keeper:
             self._say({"error": str(error), "exit_code": getattr(error, "exit_code", 1)})
             return
         with channel:
-            (channel.directory / HOLDER).write_text(f"{os.getpid()}\n")
+            _note_holder(channel.directory)
             directory = str(channel.directory)
             exports = environment(
                 channel.info, directory, local_worker=0, local_workers=1, out=self.plan.directory, plugml_version=__version__
@@ -283,10 +335,10 @@ class Keeper:
             channel.retire()
             return
         job = self.plan.spec.name
-        words = (("exited", {"job": job, "worker": 0, "gen": channel.info.gen, "how": "finished"}),
-                 ("end", {"job": job, "state": FINISHED, "reason": "closed by plugml channel --close"}))  # fmt: skip
+        last = (("exited", {"job": job, "worker": 0, "gen": channel.info.gen, "how": "finished"}),
+                ("end", {"job": job, "state": FINISHED, "reason": "closed by plugml channel --close"}))  # fmt: skip
         self._over.clear()
-        for op, fields in words:
+        for op, fields in last:
             try:
                 await asyncio.wait_for(self._ask(op, **fields), self.limits.explain_us / 1e6)
             except (PlugmlError, TimeoutError):

@@ -208,6 +208,7 @@ class Run:
         self.guard.forget(child.pid)
         if self._all_gone is not None and not self.programs and not self._all_gone.done():
             self._all_gone.set_result(None)
+        self._look(e.Look(worker, gen))  # a short program has not been looked at yet
         tail = child.stderr.tail.lines(TAIL_LINES) or child.stdout.tail.lines(TAIL_LINES)
         self._feed(e.Exited(worker, gen, status.status, tuple(tail)))
 

@@ -42,7 +42,8 @@ def names(workers: Sequence[int]) -> str:
 
 
 def count(number: int, thing: str) -> str:
-    return f"{number:,} {thing}" + ("" if number == 1 else "s")
+    """`1 clock`, `2 clocks`, `3 pushes`."""
+    return f"{number:,} {thing}" + ("" if number == 1 else "es" if thing.endswith("sh") else "s")
 
 
 def amount(nbytes: int) -> str:
@@ -99,7 +100,7 @@ def step_line(plan: RunPlan) -> str:
     """What a step means, once, at the start: mean or sum, and the learning rate as it is used."""
     spec = plan.spec
     combines = sorted({spec.combine_of(table) for table in spec.tables})
-    pushes = count(spec.workers, "push").replace("pushs", "pushes")
+    pushes = count(spec.workers, "push")
     asp = all(spec.consistency_of(table).model == ASP for table in spec.tables)
     if combines == ["mean"]:
         meaning = f"each push steps by 1/{spec.workers} of itself" if asp else f"each step averages {pushes}"
@@ -216,7 +217,7 @@ def closing_lines(summary: Mapping[str, Any]) -> list[str]:
     lines = [
         joined([
             f"job {summary['job']} {summary['state']}",
-            f"{count(len(workers), 'worker')}, {clocks_text} each, {pushes:,} pushes",
+            f"{count(len(workers), 'worker')}, {clocks_text} each, {count(pushes, 'push')}",
             count(restarts, "restart") if restarts else "",
             f"{summary['seconds']:.1f} s",
         ])

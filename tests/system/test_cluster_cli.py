@@ -44,6 +44,7 @@ def test_every_verb_has_help_with_an_example(verb: str, flag: str) -> None:
 def test_without_a_word_it_is_help() -> None:
     done = plugml()
     assert done.returncode == 0 and done.stdout == plugml("--help").stdout and not done.stderr
+    assert done.stdout.lower().count("usage") == 1
 
 
 def test_version() -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.system.run_kit import LIMIT_S, Done, Place, is_alive, place, wait_for  # noqa: F401
@@ -40,10 +41,24 @@ def test_a_program_started_by_hand_is_plugged_in(place: Place, cluster: str) -> 
     keeper = int(Path(directory, "holder").read_text())
     assert os.path.isdir(directory), "the channel outlives the program"
     done = place.run("channel", "try", "--table", "w=4,optimizer=add", code=2)
-    assert "plugml channel --close try" in done.stderr
-    assert "channel try is closed" in place.run("channel", "--close", "try").stderr
+    assert "channel try is open already; close it by `plugml channel --close try`" in done.stderr
+    assert "the terminal that its program was started from" in place.run("logs", "try", code=2).stderr
+    closed = place.run("channel", "--close", "try").stderr
+    assert "channel try is closed after 5 clocks and 5 pushes; its values are gone (--result DIR" in closed
     assert not os.path.exists(directory) and not is_alive(keeper)
     assert "there is no channel 'try'" in place.run("channel", "--close", "try", code=2).stderr
+
+
+def test_the_values_of_a_channel_by_hand_are_saved_at_its_end(place: Place, cluster: str) -> None:  # noqa: F811
+    trainer = " ".join(place.trainer(1))
+    done = shell(place, f'eval "$(plugml channel try --table w=4,optimizer=add)"; {trainer}')
+    assert done.code == 0, done
+    assert "--result belongs to --close" in place.run("channel", "x", "--table", "w=4", "--result", "out", code=2).stderr
+    said = place.run("channel", "--close", "try", "--result", "out").stderr
+    assert "channel try is closed after 1 clock and 1 push; result in " in said
+    with np.load(place.directory / "out" / "tables.npz") as tables:
+        assert tables["w"].tolist() == [1.0] * 4
+    assert (place.directory / "out" / "result.json").exists() and len(list((place.directory / "out").iterdir())) == 3
 
 
 def test_a_keeper_that_is_killed_is_swept_by_the_agent(place: Place, cluster: str) -> None:  # noqa: F811

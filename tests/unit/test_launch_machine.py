@@ -9,6 +9,7 @@ import pytest
 
 from plugml.core.limits import SECOND, Limits
 from plugml.launch import effects as e
+from plugml.launch import words
 from plugml.launch.machine import DONE, RunMachine
 from plugml.launch.plan import make_plan
 
@@ -189,6 +190,23 @@ def test_exit_0_without_a_push_is_a_warning_that_names_the_worker() -> None:
     t.exit(1, 0)
     t.exit(0, 0)
     assert "worker 1 ended with exit code 0 but never pushed" in ends(t, 0, "finished")["warnings"][0]
+
+
+def test_a_worker_that_never_pushed_is_told_what_it_did() -> None:
+    t = Theatre(workers=3).start()
+    t.train(5, 0)
+    t.clocks[1] = 5
+    t.spoke.add(2)
+    t.wait(2)
+    for worker in range(3):
+        t.exit(worker, 0)
+    warnings = ends(t, 0, "finished")["warnings"]
+    assert "worker 1 ended with exit code 0 but never pushed: it finished 5 clocks and gave nothing to them" in warnings
+    assert "worker 2 ended with exit code 0 but never pushed: it used its channel, but only to ask or to pull" in warnings
+
+
+def test_counts_are_written_in_the_singular_and_the_plural() -> None:
+    assert [words.count(number, thing) for thing in ("push", "clock") for number in (1, 2)] == ["1 push", "2 pushes", "1 clock", "2 clocks"]
 
 
 def test_nothing_pushed_is_nothing_saved() -> None:

@@ -68,6 +68,7 @@ def test_a_flag_wins_over_the_same_key_of_the_file() -> None:
     ("text", "flags", "says"),
     [
         ("[job]\nconsistancy = 'bsp'", {}, "did you mean 'consistency'?"),
+        ("workers = 4", {}, "job.toml: workers stands outside of every section; put it under [job]"),
         ("[jobs]\nname = 'x'", {}, "did you mean 'job'?"),
         ("[[table]]\nname = 'w'\nshape = [3]\noptimiser = 'sgd'", {}, "did you mean 'optimizer'?"),
         ("[[worker]]\ncomand = './t'", {}, "did you mean 'command'?"),

@@ -18,7 +18,7 @@ from plugml.core.errors import RootError, UsageError, WorldError
 from plugml.launch import effects as e
 from plugml.launch import host
 from plugml.launch.agentlink import AgentLink
-from plugml.launch.environment import thread_variables, threads_each, worker_environment
+from plugml.launch.environment import thread_note, thread_variables, threads_each, worker_environment
 from plugml.launch.guard import Guard
 from plugml.launch.output import QUEUE_BYTES_MAX, Screen, WorkerOutput
 from plugml.launch.plan import RunPlan, make_plan
@@ -484,3 +484,7 @@ def test_an_agent_of_another_version_is_named(tmp_path: Path) -> None:
         await agent.stop()
 
     asyncio.run(story())
+
+
+def test_one_cpu_and_one_worker_are_not_several() -> None:
+    assert thread_note({}, 1, 1).startswith("1 CPU for 1 worker: ") and thread_note({}, 2, 3).startswith("2 CPUs for 3 workers: ")
