@@ -139,7 +139,7 @@ def _create(root: Path, root_fd: int, info: Info) -> Channel:
         os.fchmod(directory_fd, 0o700)  # whatever the umask
         keeper_fd = _new_file(directory_fd, "keeper", 0o600, 0)
         opened.append(keeper_fd)
-        fcntl.flock(keeper_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(keeper_fd, fcntl.LOCK_EX)  # waits, for an agent that sweeps looks at the lock by taking it for a moment
         _fill(directory_fd, info)
         fifo_fds = []
         for name in ("req", "rep"):
