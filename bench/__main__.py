@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import select
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -148,6 +149,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="about a minute")
     quick = parser.parse_args().quick
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        parser.exit(1, "bench: no C compiler found, and the measured programs are in C: install gcc, or set CC\n")
     sizes = {256: 300, 16 << 10: 200, 256 << 10: 60, 4 << 20: 10}
     if not quick:
         sizes |= {16 << 20: 10, 64 << 20: 3}
@@ -158,7 +162,7 @@ def main() -> None:
             (work / kind).mkdir()
         for source, target in (("fifo.c", "fifo"), ("stepper.c", "stepper")):
             files = [HERE / source] + ([ROOT / "clients/c/plugml.c"] if target == "stepper" else [])
-            subprocess.run(["cc", "-O2", "-o", work / target, *files], check=True)
+            subprocess.run([*shlex.split(compiler), "-O2", "-o", work / target, *files], check=True)
         for kind in ("asp", "bsp"):
             shutil.copy(work / "stepper", work / kind / "stepper")
         print(f"plugml on {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}", flush=True)
