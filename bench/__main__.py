@@ -19,8 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Iterator, NamedTuple
+from typing import Any, NamedTuple
 
 from .baselines import TcpEcho, ZmqEcho
 
@@ -177,9 +178,9 @@ def main() -> None:
                     f"{item.name:58s} {item.size:9d} {item.value:8.1f} {item.unit} {item.baseline:8.1f} {item.unit} {item.ratio:7.2f}",
                     flush=True,
                 )
+        (HERE / "last.json").write_text(json.dumps([item._asdict() for item in rows], indent=1) + "\n")
     finally:
         shutil.rmtree(work, ignore_errors=True)
-        (HERE / "last.json").write_text(json.dumps([item._asdict() for item in rows], indent=1) + "\n")
 
 
 if __name__ == "__main__":
