@@ -12,18 +12,32 @@ import functools
 import json
 import os
 import secrets
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 
+from ..core.errors import PlugmlError
 from ..runtime.descriptors import fill_standard
 from . import discovery, host, words
 from .check import Room, check_document, check_lines
 from .discovery import ClusterFile
 from .environment import thread_note
 from .guard import Guard
-from .main import Options, Run
+from .main import SIGNALS, Options, Run
 from .plan import RunPlan
 from .result import Place, claim
+
+
+class EarlyEndError(PlugmlError):
+    """A signal came before the run could take it in order: what was made so far is put back."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"{words.signal_name(signum)} before the start: nothing was run")
+        self.exit_code = 128 + signum
+
+
+def _too_early(signum: int, _frame: object) -> None:
+    raise EarlyEndError(signum)
 
 
 def check_run(plan: RunPlan, options: Options, environ: Mapping[str, str]) -> int:
@@ -48,6 +62,9 @@ def look_around(plan: RunPlan, environ: Mapping[str, str]) -> Room:
 def run_plan(plan: RunPlan, options: Options, environ: Mapping[str, str]) -> int:
     """Carry the plan out; gives the exit code.  Raises `PlugmlError` for what is refused before the start."""
     fill_standard()
+    for signum in SIGNALS:
+        if signal.getsignal(signum) != signal.SIG_IGN:
+            signal.signal(signum, _too_early)
     notes = ["" if plan.stdin else host.stdin_note(0)]
     look_around(plan, environ)
     host.raise_descriptor_limit(plan.workers)

@@ -142,6 +142,15 @@ def test_sigterm_ends_with_143_and_a_stubborn_program_is_killed(place: Place) ->
     assert "did not end within 1 s: SIGKILL" in process.ended(143).stderr
 
 
+def test_a_signal_during_the_start_leaves_no_place_behind(place: Place) -> None:  # noqa: F811
+    """Whichever step it meets: the place is claimed, and nothing was pushed."""
+    process = place.start("run", "--table", "w=4", "--", "sleep", "604")
+    wait_for((place.directory / "plugml-runs" / "sleep").exists, "the place is claimed")
+    process.send(signal.SIGTERM)
+    process.ended(143)
+    assert not (place.directory / "plugml-runs").exists()
+
+
 def test_the_second_ctrl_c_ends_at_once(place: Place) -> None:  # noqa: F811
     place.write("stubborn.sh", "trap '' TERM; echo ready; while :; do sleep 0.2; done")
     process = place.start("run", "--grace", "600", "--table", "w=4", "--", "sh", "stubborn.sh")
