@@ -166,9 +166,9 @@ def failure_lines(
     if tail:
         lines.append("  its last lines:")
         lines += [f"    {line}" for line in tail]
+        lines.append(f"  whole output: {log}")
     else:
         lines.append("  it printed nothing")
-    lines.append(f"  whole output: {log}")
     lines.append(f"  try: {hint(status)}")
     return "\n".join(lines)
 

@@ -16,7 +16,7 @@ import pytest
 
 from plugml.core.errors import RootError, UsageError, WorldError
 from plugml.launch import effects as e
-from plugml.launch import host
+from plugml.launch import host, words
 from plugml.launch.agentlink import AgentLink
 from plugml.launch.environment import thread_note, thread_variables, threads_each, worker_environment
 from plugml.launch.guard import Guard
@@ -200,6 +200,14 @@ def test_a_pipe_that_somebody_made_non_blocking_loses_nothing() -> None:
     assert bytes(got) == b"".join(lines) and screen.failure(1) is None
     os.close(read_fd)
     os.close(write_fd)
+
+
+def test_a_failure_names_a_log_only_where_one_is_kept() -> None:
+    """Empty logs are removed with the place."""
+    loud = words.failure_lines(1, "here", ["./t"], 3, 1, "at clock 4", ("oh",), "", "/logs/w1.log")
+    silent = words.failure_lines(1, "here", ["./t"], 3, 1, "at clock 4", (), "", "/logs/w1.log")
+    assert "oh" in loud and "whole output: /logs/w1.log" in loud
+    assert "it printed nothing" in silent and "w1.log" not in silent
 
 
 def test_a_later_generation_goes_on_in_the_same_log(tmp_path: Path) -> None:
