@@ -163,6 +163,13 @@ def test_weights_and_sizes_are_said(language: Language) -> None:
     assert {word["n"] for word in words} == {str(COUNT)}
 
 
+def test_a_weight_is_at_most_the_largest_exact_count(language: Language) -> None:
+    ran, agent = driven(language, spec(), (), "step:1:9007199254740994", "step:1:9007199254740992", "bye")
+
+    assert "RANGE" in ran.output + ran.errors
+    assert agent.server.pushes == [1]
+
+
 def test_a_decimal_comma_in_the_users_language_changes_nothing(
     language: Language, tmp_path: Path, require: Callable[[str], None], require_that: Callable[[bool, str], None]
 ) -> None:
