@@ -110,7 +110,6 @@ def plugml(context: click.Context) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; gives the exit code."""
     fill_standard()
-    _fill_streams()
     try:
         code = plugml.main(arguments, prog_name="plugml", standalone_mode=False)
         sys.stdout.flush()
@@ -132,14 +131,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         _drop_output()
         return _told(_sentence(error), 1)
-
-
-def _fill_streams() -> None:
-    """Python leaves its streams out where it was started with closed descriptors; they lead nowhere now."""
-    if sys.stdout is None:
-        sys.stdout = open(1, "w", closefd=False)
-    if sys.stderr is None:
-        sys.stderr = open(2, "w", closefd=False)
 
 
 def _usage(error: click.ClickException) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 
 from . import effects as e
 
+SOCKET = "agent.sock"  # in the root
 VERSION = 1
 LINE_BYTES_MAX = 64 << 10
 RETRY_S, RETRY_S_MAX = 0.05, 1.0

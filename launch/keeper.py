@@ -33,13 +33,12 @@ from ..shm_protocol.info import environment, parse_info
 from ..shm_protocol.root import channel_parts, is_kept
 from . import effects as e
 from . import words
-from .agentlink import AgentLink
+from .agentlink import SOCKET, AgentLink
 from .host import host_name
 from .plan import RunPlan
 from .result import publish
 
 HOLDER = "holder"
-SOCKET = "agent.sock"
 MESSAGE_BYTES_MAX = 1 << 20
 CLOSE_LIMIT_S = 30.0
 

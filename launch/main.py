@@ -27,7 +27,7 @@ from ..shm_protocol.create import Channel, create_channel
 from ..shm_protocol.info import parse_info
 from . import effects as e
 from . import host, words
-from .agentlink import AgentLink
+from .agentlink import SOCKET, AgentLink
 from .discovery import state_home
 from .environment import thread_note, worker_environment
 from .guard import Guard
@@ -40,7 +40,6 @@ from .result import Place, publish
 TAIL_LINES = 12  # of a failed program's output
 CLOSE_LIMIT_S = 10.0  # for a terminal that takes nothing, at the end
 EXIT_CRASH = 70  # a bug of ours
-SOCKET = "agent.sock"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

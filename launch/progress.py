@@ -65,9 +65,6 @@ class Progress:
         (then_us, before), (now_us, after) = self._seen[0], self._seen[-1]
         return (after - before) / max(1, workers) / ((now_us - then_us) / 1e6) if now_us > then_us else 0.0
 
-    def hide(self) -> None:
-        self._screen.status(b"")
-
     def _draw(self, picture: Picture, now_us: int) -> None:
         """One line, not wider than the terminal: a bar of how even the workers are, and the words."""
         from rich.console import Console  # not needed where nobody looks

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 IDLE, ATTACHING, MAKING, OPENING, STARTING, RUNNING, LEAVING, HELD, ENDED = (
     "idle", "attaching", "making", "opening", "starting", "running", "leaving", "held", "ended",
 )  # fmt: skip
-PHASES = (IDLE, ATTACHING, MAKING, OPENING, STARTING, RUNNING, LEAVING, HELD, ENDED)
 #: Phases in which a channel's directory is ours.
 WITH_CHANNEL = (OPENING, STARTING, RUNNING, LEAVING)
 

@@ -36,11 +36,6 @@ class Exit(NamedTuple):
     core: bool = False
 
     @property
-    def shell_code(self) -> int:
-        """As a shell shows it: 128 + n for a signal."""
-        return 128 + self.signum if self.signum else self.code
-
-    @property
     def status(self) -> int:
         """One number for the wire: the code, or minus the signal."""
         return -self.signum if self.signum else self.code
