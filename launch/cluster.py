@@ -1,10 +1,10 @@
 """A cluster on this host: master, servers and agent as our children, started, watched, restarted and taken down.
 
-    Cluster        what a launcher needs to know of any cluster: root, agent's socket, its files
-    LocalCluster   one of our own: `plugml up` (standing) and `plugml run` (private)
+    LocalCluster   a standing one (`plugml up`) or a private one (`plugml run`)
+    Report         tells the master at once who has ended
 
-Owns the children, the cluster's lock and file, the notify socket by which children say that they are ready, and the
-connection by which the master hears of an exit at once.  Decides nothing but restarts (`Patience`).
+Owns the children, the cluster's lock and file, and the notify socket by which children say that they are ready.
+Decides nothing but restarts (`Patience`).
 """
 
 from __future__ import annotations
@@ -36,32 +36,7 @@ NOTIFY_BYTES_MAX = 4096
 Say = Callable[[str], None]
 
 
-class Cluster:
-    """A cluster that somebody keeps.  `on_news(text, fatal)` is called when it can, or cannot, go on."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, file: ClusterFile) -> None:
-        self.loop = loop
-        self.file = file
-        self.on_news: Callable[[str, bool], None] = lambda text, fatal: None
-
-    @property
-    def name(self) -> str:
-        return self.file.name
-
-    @property
-    def root(self) -> Path:
-        return self.file.root
-
-    @property
-    def socket(self) -> Path:
-        """Where the agent listens."""
-        return self.file.root / "agent.sock"
-
-    async def stop(self) -> None:
-        """Somebody else's cluster stays."""
-
-
-class LocalCluster(Cluster):
+class LocalCluster:
     """`servers` servers, a master and an agent, all children of this process.
 
     `start` returns at once; `wait_ready` waits.  `stop` leaves nothing: no process, no socket, no root (and with
@@ -82,8 +57,10 @@ class LocalCluster(Cluster):
         say: Say = lambda text: None,
         limits: Limits = Limits(),
     ) -> None:
-        super().__init__(loop, file._replace(pid=os.getpid(), keeper="run" if private else "up"))
-        self.on_news = lambda text, fatal: self._say(text)
+        self.loop = loop
+        self.file = file._replace(pid=os.getpid(), keeper="run" if private else "up")
+        #: Called with a sentence, and whether the cluster cannot go on.
+        self.on_news: Callable[[str, bool], None] = lambda text, fatal: self._say(text)
         self.daemons = [Daemon("master", "m0")]
         self.daemons += [Daemon("server", f"s{number}") for number in range(servers)]
         self.daemons.append(Daemon("agent", "a0"))
@@ -102,6 +79,14 @@ class LocalCluster(Cluster):
         self._report: Report | None = None
         self._stopping = False
         self._ended = asyncio.Event()
+
+    @property
+    def name(self) -> str:
+        return self.file.name
+
+    @property
+    def root(self) -> Path:
+        return self.file.root
 
     # -- start --------------------------------------------------------------------------------------------------------
 
