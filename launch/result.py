@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 import tempfile
 import zipfile
 import zlib
@@ -155,7 +156,9 @@ def publish(tables: tuple[TableSpec, ...], scratch: Path, directory: Path, docum
     names = [f"{table.name}.bin" for table in tables] + ["tables.npz", "result.json"]
     whole = {**document, "tables": described, "result": str(directory), "files": names}
     (scratch / "result.json").write_text(json.dumps(whole, indent=1) + "\n")
+    mode = stat.S_IMODE((scratch / "result.json").stat().st_mode)
     for name in names:
+        os.chmod(scratch / name, mode)  # the agent wrote the tables by the umask of whoever started the cluster
         _sync(scratch / name)
 
     for name in names:

@@ -94,6 +94,21 @@ def test_the_result_is_whole_or_not_there(tmp_path: Path) -> None:
     place.release()
 
 
+def test_every_file_of_the_result_has_the_launchers_mode(tmp_path: Path) -> None:
+    """A cluster that was started with another umask neither opens a private model nor closes a shared one."""
+    made, place = claim(plan(tmp_path, tables=["w=2,3"]))
+    scratch = Path(place.prepare(str(place.directory)))
+    (scratch / "w.bin").write_bytes(bytes(24))
+    (scratch / "w.bin").chmod(0o644)
+    before = os.umask(0o077)
+    try:
+        names = publish(made.spec.tables, scratch, place.directory, {})
+    finally:
+        os.umask(before)
+    assert {(place.directory / name).stat().st_mode & 0o777 for name in names} == {0o600}
+    place.release()
+
+
 def test_a_full_disk_leaves_the_earlier_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, place = claim(plan(tmp_path))
     for number in (1, 2):
