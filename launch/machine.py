@@ -227,9 +227,12 @@ class RunMachine:
         name = words.signal_name(event.signum)
         running = self.crew.which(RUNNING)
         if self._signals > 1:
-            self.verdict = Verdict(STOPPED, f"{name} again: ended at once, nothing saved", 128 + event.signum)
+            saved = "" if self.saved else ", nothing saved"
+            self.verdict = Verdict(STOPPED, f"{name} again: ended at once{saved}", 128 + event.signum)
             killed = [e.Signal(worker.number, worker.gen, SIGKILL) for worker in running]
             return [*killed, e.Tell("error", self.verdict.reason), *self._finish(now_us)]
+        if self.phase in (SAVING, CLOSING):
+            return [e.Tell("info", f"{name}: all workers have ended already, this is the rest; once more ends at once")]
         grace = f" (SIGKILL after {words.span(self.plan.grace_us)})" if running else ""
         text = f"{name}: stopping the workers{grace}, then saving the result; once more ends at once"
         return [e.Tell("info", text), Verdict(STOPPED, f"stopped by {name}", 128 + event.signum)]

@@ -331,6 +331,20 @@ def test_the_second_ctrl_c_ends_at_once() -> None:
     assert ends(t, 130, "stopped")["result"] == "" and (1, 9) in t.signals
 
 
+def test_ctrl_c_after_the_last_worker_changes_nothing_and_a_second_one_tells_what_is_saved() -> None:
+    for op, says in (("export", "ended at once, nothing saved"), ("end", "ended at once")):
+        t = Theatre(workers=1)
+        t.silent.add(op)
+        t.start()
+        t.train(1)
+        t.exit(0, 0)
+        t.tell(e.Signalled(2))
+        assert t.finish is None and "all workers have ended already" in t.texts[-1]
+        t.tell(e.Signalled(2))
+        assert t.texts[-1].endswith(says)
+        assert bool(ends(t, 130, "stopped")["result"]) == (op == "end")
+
+
 def test_ctrl_c_before_anything_runs() -> None:
     t = Theatre()
     t.tell(e.Signalled(2))
