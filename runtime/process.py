@@ -3,7 +3,7 @@
 Owns pids, pidfds and pipes.  Knows nothing of workers or daemons, and restarts nothing: that is policy.
 
     spawn  own process group · PR_SET_PDEATHSIG · stdin is /dev/null or a file · stdout and stderr through pumps
-    end    pidfd readable -> the rest of the pipes is read -> the group is swept if asked -> reaped -> on_exit(Exit)
+    end    pidfd readable -> pipes closed, or a moment later -> the rest of them is read -> the group is swept if asked -> reaped -> on_exit(Exit)
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ CHUNK_BYTES = 64 << 10
 CHUNKS_A_TURN = 4
 LAST_CHUNKS = 64  # read after the end: a pipe holds 64 KiB, more comes only from grandchildren
 TAIL_BYTES = 64 << 10
+LINGER_S = 0.5  # for a filter behind the program's output, as in `exec > >(tee log)`, to write what it still has
 
 _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up before any fork
@@ -67,6 +68,7 @@ class Pump:
     ) -> None:
         self.tail = Tail(tail_bytes)
         self.open = True
+        self.on_close: Callable[[], object] | None = None
         self._loop = loop
         self._descriptor = descriptor
         self._on_bytes = on_bytes
@@ -127,6 +129,8 @@ class Pump:
         if self._on_piece is not None:
             for piece in self._splitter.end():
                 self._on_piece(piece)
+        if self.on_close is not None:
+            self.on_close()
 
 
 class Child:
@@ -149,6 +153,7 @@ class Child:
         self._on_exit = on_exit
         self._sweep_group = sweep_group
         self._killer: asyncio.TimerHandle | None = None
+        self._linger: asyncio.TimerHandle | None = None
         self._pidfd = pidfd
         loop.add_reader(pidfd, self._ended)
 
@@ -173,12 +178,28 @@ class Child:
         """Kill the group and wait for the end here; `on_exit` is called as ever."""
         self.signal(SIGKILL)
         if self.exit is None:
-            self._ended(0)
+            self._reap(0)
 
-    def _ended(self, option: int = os.WNOHANG) -> None:
+    def _ended(self) -> None:
+        """The program has; whoever it has started may still hold its pipes, and gets a moment to write the rest."""
+        if not self._sweep_group or not (self.stdout.open or self.stderr.open):
+            self._reap()
+            return
+        self._loop.remove_reader(self._pidfd)
+        self._linger = self._loop.call_later(LINGER_S, self._reap)
+        self.stdout.on_close = self.stderr.on_close = self._closed
+
+    def _closed(self) -> None:
+        if not (self.stdout.open or self.stderr.open):
+            self._reap()
+
+    def _reap(self, option: int = os.WNOHANG) -> None:
         info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | option)
         if info is None:
             return
+        self.stdout.on_close = self.stderr.on_close = None
+        if self._linger is not None:
+            self._linger.cancel()
         # The zombie keeps its number, and with it the group's, until it is reaped: the sweep hits nobody else.
         if self._sweep_group:
             self.signal(SIGKILL)

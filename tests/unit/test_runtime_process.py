@@ -109,6 +109,13 @@ def test_what_a_program_left_running_is_swept_and_its_open_pipe_keeps_nobody(
     _wait_gone(int(b"".join(run.out)))
 
 
+def test_a_filter_behind_the_output_writes_its_rest(loop: asyncio.AbstractEventLoop, no_leaks: None) -> None:
+    """bash does not wait for it: it ends when its input does, a moment after the program."""
+    run = Run(loop, "bash", "-c", "exec > >(sed s/^/T/); seq 3000; exit 3")
+    assert run.wait() == Exit(3)
+    assert b"".join(run.out) == b"".join(b"T%d\n" % number for number in range(1, 3001))
+
+
 def test_stop_asks_first_and_kills_when_the_grace_is_over(loop: asyncio.AbstractEventLoop, no_leaks: None) -> None:
     polite = Run(loop, "sh", "-c", "trap 'echo bye; exit 7' TERM; echo on; while :; do sleep 0.01; done")
     polite.until(lambda: b"on\n" in b"".join(polite.out))
