@@ -95,7 +95,7 @@ def test_30_kills_of_workers_tear_nothing_and_lose_nothing(place: Place, consist
 def test_a_worker_and_its_agent_killed_together_leave_a_whole_push_or_none(place: Place) -> None:  # noqa: F811
     """Under asp, with parts on three servers: what the old agent has sent of a push, the new one completes."""
     draw = random.Random(3)
-    kills = 12
+    kills = 8
     words = ["--consistency", "asp", "--servers", "3", "--table", f"w={BIG}:i64,optimizer=add", "--max-restarts", str(kills)]
     process = place.start("run", "-n", "2", "--name", "count", *words, "--", *commands(place, 1_000_000, 0, ["c"])[0])
     await_channel(process, place.root, "count.1.1")
@@ -120,7 +120,7 @@ def test_a_worker_and_its_agent_killed_together_leave_a_whole_push_or_none(place
 
 def test_a_storm_of_kills_over_master_agent_and_workers(place: Place) -> None:  # noqa: F811
     draw = random.Random(11)
-    kills, restarts, steps = 8, 0, 150
+    kills, restarts, steps = 6, 0, 130
     job = job_file(place, commands(place, steps), max_restarts=kills)
     process = place.start("run", "-f", str(job))
     await_channel(process, place.root, "count.2.1")
