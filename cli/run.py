@@ -91,8 +91,21 @@ def read_toml(path: str) -> dict[str, Any]:
 
     try:
         with open(path, "rb") as file:
-            return tomllib.load(file)
+            found = tomllib.load(file)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is no valid TOML: {error}") from error
+    except RecursionError:
+        raise UsageError(f"{path} is no valid TOML: too many brackets in each other") from None
+    if _has_zero_byte(found):
+        raise UsageError(f"{path}: a text holds a zero byte (\\u0000), which no command, name or path can hold")
+    return found
+
+
+def _has_zero_byte(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_zero_byte, value)) or any(map(_has_zero_byte, value.values()))
+    if isinstance(value, list):
+        return any(map(_has_zero_byte, value))
+    return isinstance(value, str) and "\0" in value

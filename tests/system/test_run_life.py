@@ -73,6 +73,8 @@ def test_check_says_what_would_happen_and_starts_nothing(place: Place) -> None: 
         (["-f", "nosuch.toml", "--", "true"], 2, "nosuch.toml: No such file"),
         (["-f", "bad.toml", "--", "true"], 2, "did you mean 'consistency'?"),
         (["-f", "broken.toml", "--", "true"], 2, "no valid TOML"),
+        (["-f", "deep.toml", "--", "true"], 2, "too many brackets"),
+        (["-f", "zero.toml", "--table", "w=4", "--", "true"], 2, "holds a zero byte"),
         (["-n", "0", "--table", "w=4", "--", "true"], 2, "from 1 to"),
         (["--", "true"], 2, "has no table"),
         (["--table", "w=4"], 2, "nothing to run"),
@@ -90,9 +92,16 @@ def test_check_says_what_would_happen_and_starts_nothing(place: Place) -> None: 
 def test_what_cannot_be_is_refused_before_anything_starts(place: Place, words: list[str], code: int, says: str) -> None:  # noqa: F811
     place.write("bad.toml", "[job]\nconsistancy = 'bsp'\n")
     place.write("broken.toml", "[job\n")
+    place.write("deep.toml", f"x = {'[' * 100_000}{']' * 100_000}\n")
+    place.write("zero.toml", '[job]\nenv = ["A=\\u0000"]\n')
     done = place.run("run", *words, code=code)
     assert says in done.stderr and "Traceback" not in done.stderr
     assert not (place.directory / "plugml-runs").exists() and place.is_clean()
+
+
+def test_a_written_backslash_is_no_zero_byte(place: Place) -> None:  # noqa: F811
+    place.write("job.toml", "[job]\ncommand = ['printf', '\\x00']\n[[table]]\nname = 'w'\nshape = [4]\n")
+    assert place.run("run", "-f", "job.toml", "--check").stdout.endswith("ok\n")
 
 
 def test_uneven_workers_end_by_themselves_and_are_named(place: Place) -> None:  # noqa: F811
