@@ -128,6 +128,8 @@ class Crew:
         rest = [worker for worker in self.workers if worker.phase not in (ENDED, HELD)]
         if not rest or not all(worker.unplugged and worker.phase == RUNNING for worker in rest):
             return []
+        for worker in rest:
+            worker.dismissed = True
         return [e.Signal(worker.number, worker.gen, SIGTERM) for worker in rest]
 
     # -- out ------------------------------------------------------------------------------------------------------------
@@ -137,8 +139,8 @@ class Crew:
         if event.gen != worker.gen or worker.phase != RUNNING:
             return []
         worker.status, worker.tail, worker.pid = event.status, event.tail, 0
-        if worker.unplugged:
-            return self._leave(worker, "finished")
+        if worker.unplugged and (event.status < 0 or worker.dismissed):
+            return self._leave(worker, "finished")  # it could do nothing without its channel
         # A program that failed stays a member for now: the others must not run on before it is decided.
         return self._leave(worker, "finished" if event.status in self.plan.ok_exit else "restarting")
 

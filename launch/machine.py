@@ -282,6 +282,8 @@ class RunMachine:
             status = held[0].status
             assert status is not None
             return self._settle([Verdict(FAILED, text, words.exit_code(status), f"worker {held[0].number}")], now_us)
+        if not self.verdict and all(worker.unplugged for worker in self.crew.workers):
+            self.verdict = Verdict(FAILED, "every worker was unplugged from outside: its channel is gone", EX_WORLD)
         self.verdict = self.verdict or Verdict(FINISHED, "all workers have finished", 0)
         return self._save(now_us)
 
@@ -313,7 +315,7 @@ class RunMachine:
         self.watch.moved(now_us)
         if self.verdict.state == LOST or self.crew.deserted:
             return self._close(now_us)
-        if not any(worker.pushes for worker in self.crew.workers):
+        if not any(worker.pushes or worker.clocks for worker in self.crew.workers):
             told = e.Tell("info", "nothing was pushed, so there is no result to save")
             return [told, *self._close(now_us)]
         # What a failed run leaves must not be taken for a result, nor cover an earlier one.

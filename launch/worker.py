@@ -25,6 +25,7 @@ class Worker:
     spoke: bool = False  # it has written a request
     state: str = ""  # the kernel's letter for its process
     unplugged: bool = False  # somebody has closed its channel; its program may live on
+    dismissed: bool = False  # unplugged, and told by us to end
     clocks: int = 0
     pushes: int = 0
     restarts: int = 0

@@ -549,6 +549,26 @@ def test_a_worker_unplugged_from_outside_holds_nobody_up() -> None:
     assert summary["workers"][1]["pushes"] == 3
 
 
+def test_a_run_whose_channels_all_vanish_is_no_success() -> None:
+    t = Theatre(workers=2).start()
+    t.train(3)
+    t.unplugged |= {0, 1}
+    t.wait(2)
+    assert sorted(t.signals) == [(0, 15), (1, 15)]
+    summary = ends(t, 1, "failed")
+    assert "every worker was unplugged" in summary["reason"]
+    assert "PrepareResult()" in t.log, "what was trained is kept, apart from good results"
+
+
+def test_a_program_that_fails_for_want_of_its_channel_fails_the_run() -> None:
+    t = Theatre(workers=2).start()
+    t.train(3)
+    t.unplugged.add(1)
+    t.wait(2)
+    t.exit(1, 7, "plugml: GONE")
+    assert "worker 1" in ends(t, 7, "failed")["reason"]
+
+
 def test_what_the_agent_waits_for_is_passed_on_once() -> None:
     t = Theatre(workers=2).start()
     for worker in (0, 1):
