@@ -285,6 +285,7 @@ class Keeper:
         self.limits = Limits()
         self._pipe = pipe
         self._number = 0
+        self._run: dict[str, int] = {}  # names our run to the agent: a later one may have the job's name
         self._answers: dict[int, asyncio.Future[e.Answer]] = {}
         self._away: asyncio.TimerHandle | None = None
 
@@ -318,8 +319,8 @@ class Keeper:
 
     async def _open(self) -> Channel:
         spec = self.plan.spec
-        await self._ask("register", spec=spec.to_document())
-        attached = await self._ask("attach", job=spec.name, worker=0)
+        self._run = {"run": int((await self._ask("register", spec=spec.to_document())).fields["job"])}
+        attached = await self._ask("attach", job=spec.name, worker=0, **self._run)
         channel = create_channel(self.root, parse_info(attached.fields["info"]))
         try:
             await self._ask("opened", job=spec.name, worker=0, gen=channel.info.gen, dir=str(channel.directory))
@@ -339,7 +340,7 @@ class Keeper:
         self._over.clear()
         for op, fields in last:
             try:
-                await asyncio.wait_for(self._ask(op, **fields), self.limits.explain_us / 1e6)
+                await asyncio.wait_for(self._ask(op, **fields, **self._run), self.limits.explain_us / 1e6)
             except (PlugmlError, TimeoutError):
                 continue  # the job has ended already, or its agent has: the channel is swept all the same
 
@@ -374,7 +375,8 @@ class Keeper:
             self._away = None
         elif isinstance(event, e.AgentNews):
             news = event.document
-            if news.get("event") == "job" and news.get("job") == self.plan.spec.name and news.get("state") != RUNNING:
+            ours = news.get("job") == self.plan.spec.name and news.get("run", self._run.get("run")) == self._run.get("run")
+            if news.get("event") == "job" and ours and news.get("state") != RUNNING:
                 self._over.set()
 
     def _given_up(self) -> None:
