@@ -41,6 +41,7 @@ class LocalCluster:
 
     `start` returns at once; `wait_ready` waits.  `stop` leaves nothing: no process, no socket, no root (and with
     `private` no state either; `keep_logs` is a directory that then gets the logs if one of the processes failed).
+    `check` is called before each child is started: what it raises ends the start.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class LocalCluster:
         allow_disk: bool = False,
         verbose: bool = False,
         say: Say = lambda text: None,
+        check: Callable[[], None] = lambda: None,
         limits: Limits = Limits(),
     ) -> None:
         self.loop = loop
@@ -73,6 +75,7 @@ class LocalCluster:
         self._allow_disk = allow_disk
         self._verbose = verbose
         self._say = say
+        self._check = check
         self._limits = limits
         self._hold: discovery.Hold | None = None
         self._notify: socket.socket | None = None
@@ -101,6 +104,7 @@ class LocalCluster:
             self._notify = self._listen()
             self._report = Report(self.loop, self.file.masters, self._limits)
             for daemon in self.daemons:
+                self._check()
                 self._spawn(daemon)
         except OSError as error:
             self._tidy()

@@ -101,7 +101,7 @@ class Run:
         self.loop.set_exception_handler(self._crash)
         for signum in SIGNALS:
             if signal.getsignal(signum) != signal.SIG_IGN:  # nohup, or a background job of a script
-                self.loop.add_signal_handler(signum, self._feed, e.Signalled(signum))
+                self.loop.add_signal_handler(signum, self.on_signal, signum)
         self.screen.on_room(lambda: self.loop.call_soon_threadsafe(self._resume))
         try:
             self.link.start()
@@ -109,6 +109,9 @@ class Run:
             self.loop.run_forever()
         finally:
             self._tidy()
+
+    def on_signal(self, signum: int) -> None:
+        self._feed(e.Signalled(signum))
 
     def on_cluster_news(self, text: str, fatal: bool) -> None:
         self._feed(e.ClusterNews(text, fatal))

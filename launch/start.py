@@ -13,7 +13,7 @@ import json
 import os
 import secrets
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ..core.errors import PlugmlError
@@ -36,8 +36,30 @@ class EarlyEndError(PlugmlError):
         self.exit_code = 128 + signum
 
 
-def _too_early(signum: int, _frame: object) -> None:
-    raise EarlyEndError(signum)
+class Early:
+    """Takes the signals until the loop does.
+
+    A handler runs wherever the interpreter happens to be, also in hooks that swallow what it raises (those at a fork,
+    a finalizer): so it notes the signal, and `check` raises where we stand on our own ground.
+    """
+
+    def __init__(self) -> None:
+        self.signum = 0
+        for signum in SIGNALS:
+            if signal.getsignal(signum) != signal.SIG_IGN:
+                signal.signal(signum, self._note)
+
+    def _note(self, signum: int, _frame: object) -> None:
+        self.signum = self.signum or signum
+
+    def check(self) -> None:
+        if self.signum:
+            raise EarlyEndError(self.signum)
+
+    def hand_over(self, take: Callable[[int], None]) -> None:
+        """The loop has the signals by the time it calls this: one that came before it does too goes the same way."""
+        if self.signum:
+            take(self.signum)
 
 
 def check_run(plan: RunPlan, options: Options, environ: Mapping[str, str]) -> int:
@@ -62,12 +84,11 @@ def look_around(plan: RunPlan, environ: Mapping[str, str]) -> Room:
 def run_plan(plan: RunPlan, options: Options, environ: Mapping[str, str]) -> int:
     """Carry the plan out; gives the exit code.  Raises `PlugmlError` for what is refused before the start."""
     fill_standard()
-    for signum in SIGNALS:
-        if signal.getsignal(signum) != signal.SIG_IGN:
-            signal.signal(signum, _too_early)
+    early = Early()
     notes = ["" if plan.stdin else host.stdin_note(0)]
     look_around(plan, environ)
     host.raise_descriptor_limit(plan.workers)
+    early.check()
     guard = Guard.start()
     loop = asyncio.new_event_loop()
     try:
@@ -75,7 +96,7 @@ def run_plan(plan: RunPlan, options: Options, environ: Mapping[str, str]) -> int
         plan, place = claim(plan)
         try:
             run = Run(_signed(plan, place), options, environ, place, file.root, loop, guard)
-            return _on_ground(run, file, [*notes, note])
+            return _on_ground(run, file, [*notes, note], early)
         finally:
             place.release()
     finally:
@@ -93,9 +114,10 @@ def cluster_of(plan: RunPlan, environ: Mapping[str, str]) -> tuple[ClusterFile, 
     return discovery.places(name, root, None, environ)
 
 
-def _on_ground(run: Run, file: ClusterFile, notes: list[str]) -> int:
+def _on_ground(run: Run, file: ClusterFile, notes: list[str], early: Early) -> int:
     """The run, on a cluster that stands or on one of its own."""
     run.opening(notes)
+    run.loop.call_soon(early.hand_over, run.on_signal)
     if run.plan.cluster:
         run.train()
         return run.closing()
@@ -108,6 +130,7 @@ def _on_ground(run: Run, file: ClusterFile, notes: list[str]) -> int:
     cluster = LocalCluster(
         run.loop, file, run.environ, servers=run.plan.servers, private=True, keep_logs=run.place.logs,
         allow_disk=options.allow_disk, verbose=options.verbose, say=say,
+        check=early.check,
     )  # fmt: skip
     cluster.on_news = run.on_cluster_news
     try:

@@ -160,6 +160,16 @@ def test_a_signal_during_the_start_leaves_no_place_behind(place: Place) -> None:
     assert not (place.directory / "plugml-runs").exists()
 
 
+def test_a_signal_among_many_starts_is_heard(place: Place) -> None:  # noqa: F811
+    """Nearly all of that time the interpreter is in a fork, where hooks swallow what a handler raises."""
+    process = place.start("run", "--servers", "900", "--table", "w=4", "--", "sleep", "605")
+    find_child(process.pid, ["server"], 20)
+    process.send(signal.SIGTERM)
+    said = process.ended(143).stderr
+    assert "SIGTERM before the start: nothing was run" in said and "Traceback" not in said
+    assert not (place.directory / "plugml-runs").exists() and place.is_clean()
+
+
 def test_the_second_ctrl_c_ends_at_once(place: Place) -> None:  # noqa: F811
     place.write("stubborn.sh", "trap '' TERM; echo ready; while :; do sleep 0.2; done")
     process = place.start("run", "--grace", "600", "--table", "w=4", "--", "sh", "stubborn.sh")

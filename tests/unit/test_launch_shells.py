@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,10 +21,12 @@ from plugml.launch import host, words
 from plugml.launch.agentlink import AgentLink
 from plugml.launch.environment import thread_note, thread_variables, threads_each, worker_environment
 from plugml.launch.guard import Guard
+from plugml.launch.main import SIGNALS
 from plugml.launch.output import QUEUE_BYTES_MAX, Screen, WorkerOutput
 from plugml.launch.plan import RunPlan, make_plan
 from plugml.launch.progress import Progress
 from plugml.launch.result import claim, publish
+from plugml.launch.start import Early, EarlyEndError
 from plugml.runtime.output import Splitter
 from plugml.shm_protocol.info import Info
 
@@ -358,6 +361,30 @@ def test_piped_input_that_goes_to_nobody_is_noticed_and_not_read(tmp_path: Path)
     os.close(read_fd)
     os.close(write_fd)
     assert host.stdin_note(read_fd) == ""
+
+
+# -- signals before the run -------------------------------------------------------------------------------------------
+
+
+def test_an_early_signal_is_noted_where_it_comes_and_answered_where_we_look() -> None:
+    before = {signum: signal.getsignal(signum) for signum in SIGNALS}
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # nohup
+        early = Early()
+        os.kill(os.getpid(), signal.SIGHUP)
+        early.check()
+        assert early.hand_over(lambda signum: pytest.fail("nothing came")) is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(EarlyEndError, match="SIGTERM before the start") as caught:
+            early.check()
+        assert caught.value.exit_code == 143, "the first one counts"
+        heard: list[int] = []
+        early.hand_over(heard.append)
+        assert heard == [signal.SIGTERM]
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 # -- guard ------------------------------------------------------------------------------------------------------------
