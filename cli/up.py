@@ -53,6 +53,7 @@ def up(
     file, note = discovery.places(name, Path(root) if root else None, Path(state) if state else None, os.environ)
     if note:
         _say(note)
+    discovery.clear_dead_runs(os.environ)
     if detach:
         return _in_background(file, servers, allow_disk, verbose, as_json)
     return _keep(file, servers, allow_disk, verbose, detached, as_json)

@@ -283,12 +283,8 @@ def named(wanted: str, environ: Mapping[str, str]) -> ClusterFile | None:
 def running(environ: Mapping[str, str]) -> list[ClusterFile]:
     """Every cluster of this user that runs here, by name.  What a killed one left behind is cleaned up on the way."""
     found: dict[tuple[str, Path], ClusterFile] = {}
-    for directory in _directories(environ):
-        try:
-            cluster = _read(directory / FILE)
-        except UsageError:
-            continue  # of another version: not ours to judge
-        if cluster is None or (cluster.name, cluster.state) in found:
+    for cluster in _known(environ):
+        if (cluster.name, cluster.state) in found:
             continue
         if keeper_of(cluster):
             found[cluster.name, cluster.state] = cluster
@@ -297,8 +293,29 @@ def running(environ: Mapping[str, str]) -> list[ClusterFile]:
     return sorted(found.values())
 
 
+def clear_dead_runs(environ: Mapping[str, str]) -> None:
+    """Remove what is left of runs that were killed together with their guards: it holds memory, and nobody asks for it."""
+    for cluster in _known(environ):
+        if cluster.keeper == "run" and not keeper_of(cluster):
+            _clean(cluster)
+
+
+def _known(environ: Mapping[str, str]) -> Iterator[ClusterFile]:
+    """Every cluster that has a file: one that runs mostly twice, from its state and from its root."""
+    for directory in _directories(environ):
+        try:
+            cluster = _read(directory / FILE)
+        except UsageError:
+            continue  # of another version: not ours to judge
+        if cluster is not None:
+            yield cluster
+
+
 def _clean(stale: ClusterFile) -> None:
     """Remove what a killed keeper left, under its locks: one that is just starting is left alone."""
+    if stale.keeper == "run" and stale.name == stale.root.name == stale.state.name:
+        _clean_private(stale)
+        return
     if not stale.state.is_dir():
         stale = stale._replace(state=stale.root)  # its state is gone, only the root is left
     try:
@@ -313,6 +330,25 @@ def _clean(stale: ClusterFile) -> None:
         hold.close()  # the root is another cluster's by now, or not ours to write
 
 
+def _clean_private(stale: ClusterFile) -> None:
+    """Of a run's own cluster nothing is kept, its state neither.  The root goes first: if it must stay it is found again.
+
+    Makes no directory: several may be at this, and whoever comes last must find nothing to leave behind.
+    """
+    locks: list[int] = []
+    try:
+        for directory in (stale.state, stale.root):
+            if directory.is_dir():
+                locks.append(_lock(directory / LOCK, "%s holds it"))
+        if not has_root(stale) or _remove_root(stale.root):
+            shutil.rmtree(stale.state, ignore_errors=True)
+    except (WorldError, OSError):
+        return  # it is starting, or somebody else removes it just now
+    finally:
+        for lock in locks:
+            os.close(lock)
+
+
 def _listed(found: list[ClusterFile]) -> str:
     names = ", ".join(cluster.name for cluster in found) or "none"
     return f"start it by `plugml up -d --name NAME`, or take one of those that run: {names}"
@@ -325,6 +361,7 @@ def _directories(environ: Mapping[str, str]) -> Iterator[Path]:
     tops = [state_home(environ)[0]]
     if given is not None:
         yield given
+        tops.append(given)  # each run has a root of its own in it
     else:
         tops += [Path(f"/run/plugml/{uid}"), Path(f"/dev/shm/plugml-{uid}")]
     for top in tops:

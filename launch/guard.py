@@ -4,7 +4,8 @@
     launcher dies, or closes the pipe  ->  SIGKILL to every process group still named, then the directories are removed
 
 A worker's own process dies with its parent (PR_SET_PDEATHSIG); the guard is for what *it* has started, and for the
-memory that a private cluster leaves in its root.  This file is also the guard's program: it imports nothing of ours.
+memory that a private cluster leaves in its root.  If it is killed too, the next run removes them (discovery.py).
+This file is also the guard's program: it imports nothing of ours.
 """
 
 from __future__ import annotations

@@ -85,6 +85,7 @@ def run_plan(plan: RunPlan, options: Options, environ: Mapping[str, str]) -> int
     """Carry the plan out; gives the exit code.  Raises `PlugmlError` for what is refused before the start."""
     fill_standard()
     early = Early()
+    discovery.clear_dead_runs(environ)  # before we look how much room there is
     notes = ["" if plan.stdin else host.stdin_note(0)]
     look_around(plan, environ)
     host.raise_descriptor_limit(plan.workers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from plugml.core.errors import NoClusterError, UsageError, WorldError
 from plugml.launch import discovery
 from plugml.launch.discovery import ClusterFile, Hold, find, keeper_of, named, new_name, places, running, state_home
+from plugml.shm_protocol.root import lock_agent
 
 
 @pytest.fixture
@@ -27,10 +29,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return environ
 
 
-def start(name: str, environ: dict[str, str]) -> Hold:
+def start(name: str, environ: dict[str, str], keeper: str = "up") -> Hold:
     file, _ = places(name, None, None, environ)
     file.root.mkdir(parents=True, mode=0o700)
-    hold = Hold(file._replace(pid=os.getpid()))
+    hold = Hold(file._replace(pid=os.getpid(), keeper=keeper))
     hold.publish()
     return hold
 
@@ -92,6 +94,36 @@ def test_what_a_killed_keeper_left_is_cleaned_by_the_next_look(home: dict[str, s
     assert running(home) == []
     assert not hold.cluster.root.exists() and not (hold.cluster.state / "cluster.json").exists()
     assert hold.cluster.state.exists()
+
+
+def test_of_a_dead_run_nothing_is_kept(home: dict[str, str]) -> None:
+    lab, dead, alive = start("lab", home), start("dead", home, "run"), start("alive", home, "run")
+    lab.close()
+    dead.close()
+    discovery.clear_dead_runs(home)
+    assert not dead.cluster.root.exists() and not dead.cluster.state.exists()
+    assert lab.cluster.root.exists() and alive.cluster.root.exists(), "only dead runs are meant"
+    half = start("half", home, "run")
+    half.close()
+    shutil.rmtree(half.cluster.root)
+    other = start("other", home, "run")
+    other.close()
+    shutil.rmtree(other.cluster.state)
+    assert [cluster.name for cluster in running(home)] == ["alive"]
+    for hold in (half, other):
+        assert not hold.cluster.root.exists() and not hold.cluster.state.exists()
+    alive.withdraw(purge=True)
+
+
+def test_a_dead_run_that_an_agent_still_serves_is_removed_later(home: dict[str, str]) -> None:
+    hold = start("dead", home, "run")
+    hold.close()
+    agent = lock_agent(hold.cluster.root)
+    discovery.clear_dead_runs(home)
+    assert hold.cluster.root.exists() and hold.cluster.state.exists()
+    os.close(agent)
+    discovery.clear_dead_runs(home)
+    assert not hold.cluster.root.exists() and not hold.cluster.state.exists()
 
 
 def test_a_root_whose_state_is_gone_is_cleaned_too(home: dict[str, str]) -> None:

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.system.run_kit import Place, Running, end_pid, find_child, is_alive, place, wait_for  # noqa: F401
+from tests.system.run_kit import ROOT, Place, Running, children, end_pid, find_child, is_alive, place, wait_for  # noqa: F401
 
 DIES = """
 import os, sys
@@ -124,6 +124,20 @@ def test_kill_9_of_the_launcher_leaves_nothing(place: Place) -> None:  # noqa: F
     process.process.wait()
     wait_for(lambda: not any(is_alive(pid) for pid in (*sleepers, *workers)), "programs and their children have ended")
     wait_for(place.is_clean, "root and state of the private cluster are gone")
+
+
+def test_what_a_run_leaves_that_died_with_its_guard_is_removed_by_the_next(place: Place) -> None:  # noqa: F811
+    process = place.start(*LONG, "--name", "fam", "--", *place.trainer(100_000, 0.02))
+    trained(process, place, 3)
+    processes = children(process.pid)
+    (guard,) = find_child(process.pid, [str(ROOT / "plugml" / "launch" / "guard.py")])
+    end_pid(guard)
+    process.send(signal.SIGKILL)
+    process.process.wait()
+    wait_for(lambda: not any(is_alive(pid) for pid in processes), "its processes have ended")
+    assert not place.is_clean(), "else this shows nothing"
+    place.run("run", "--table", "w=4", "--", *place.trainer(1))
+    assert place.is_clean()
 
 
 def trained(process: Running, place: Place, clocks: int) -> None:  # noqa: F811
