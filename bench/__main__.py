@@ -1,8 +1,8 @@
 """`python -m bench [--quick]`: one table with ratios, each pair measured alternately in one run; writes bench/last.json.
 
 Rows: (a) a channel round trip against a bare FIFO ping-pong; (b) dense steps (push, optimizer on the server, pull) by
-size against a raw TCP echo and a zmq ping-pong of the same bytes; (i) start-up times against a bare Python's.  Figures
-are medians; machines are noisy, so read the ratios.
+size against a raw TCP echo and a zmq ping-pong of the same bytes; (i) start-up times of the command, of a run and of
+each daemon against a bare Python's.  Figures are medians; machines are noisy, so read the ratios.
 """
 
 from __future__ import annotations
@@ -146,6 +146,38 @@ def startup_rows(work: Path) -> Iterator[Row]:
         yield row(f"{name} / python -c pass", 0, "ms", ours, bare)
 
 
+def daemon_rows(work: Path) -> Iterator[Row]:
+    """From the start of a daemon by hand until it says ready; the server and the agent find their master there."""
+    python = sys.executable
+    root = Path(tempfile.mkdtemp(prefix="plugml-bench-", dir="/dev/shm"))
+    daemons = []
+    try:
+        for kind, id_ in (("master", "m0"), ("server", "s0"), ("agent", "a0")):
+            places = ["--cluster", "bench", "--root", str(root / "c"), "--state", str(work / "state")]
+            start = time.perf_counter()
+            daemon = subprocess.Popen(
+                [python, "-m", "plugml", kind, "--id", id_, *places], cwd=work, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+            )
+            daemons.append(daemon)
+            assert daemon.stderr is not None
+            said = []
+            for line in daemon.stderr:
+                said.append(line)
+                if "event=ready" in line:
+                    break
+            else:
+                sys.exit(f"bench: the {kind} ended early:\n{''.join(said)}")
+            ours = (time.perf_counter() - start) * 1e3
+            yield row(f"plugml {kind} until ready / python -c pass", 0, "ms", [ours], [_timed_ms([python, "-c", "pass"])])
+    finally:
+        for daemon in reversed(daemons):
+            daemon.terminate()
+            daemon.wait(20)
+            assert daemon.stderr is not None
+            daemon.stderr.close()
+        shutil.rmtree(root, ignore_errors=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="about a minute")
@@ -170,7 +202,7 @@ def main() -> None:
         print(f"{'what':58s} {'size':>9s} {'ours':>11s} {'bare':>11s} {'ratio':>7s}", flush=True)
         parts = [channel_rows(work, 1000)]
         parts += [dense_rows(work, elements, count * (1 if quick else 3)) for elements, count in sizes.items()]
-        parts.append(startup_rows(work))
+        parts += [startup_rows(work), daemon_rows(work)]
         for part in parts:
             for item in part:
                 rows.append(item)

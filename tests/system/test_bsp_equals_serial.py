@@ -178,12 +178,13 @@ def test_workers_together_are_the_serial_program_in_float64(language: str, shard
 
 
 @pytest.mark.parametrize("shards", SHARDS.values(), ids=SHARDS)
-@pytest.mark.parametrize("language", ["c", "python"])
+@pytest.mark.parametrize("language", ["c", "python", "r", "dash"])
 def test_workers_together_are_the_serial_program_in_float32(language: str, shards: tuple[int, ...], bench: Bench) -> None:
     trained = bench.train((language,) * len(shards), "f32", shards)
 
     check_equal(trained, bench.serial("c", "f32"), 1e-5)
-    assert np.array_equal(np.float32(trained.traces[0]), trained.traces[0])
+    if language != "dash":  # text has only as many digits as bring the float back
+        assert np.array_equal(np.float32(trained.traces[0]), trained.traces[0])
 
 
 def test_four_languages_together_are_the_serial_program(bench: Bench) -> None:
