@@ -25,7 +25,7 @@ test: $(VENV)/.test  ## set up and run every everyday test; PLUGML_REQUIRE_ALL=1
 	@$(BIN)/python -m pytest -m 'not slow'
 
 test-all: $(VENV)/.test  ## the same and the long ones (300 kills, thousands of seeds)
-	@PLUGML_LONG=1 $(BIN)/python -m pytest
+	@PLUGML_LONG=1 PLUGML_SEEDS=2000 $(BIN)/python -m pytest
 
 check: $(VENV)/.test  ## under a minute: lint, types, unit, scenarios, 25 simulated seeds
 	@$(MAKE) --no-print-directory lint
