@@ -345,7 +345,7 @@ class Network:
             else:
                 self.strangers += 1
             if router.closed:
-                return
+                break
         self._send_batches()
         self._reading = None
         self._loop.call_soon(self._read_router)
@@ -373,7 +373,7 @@ class Network:
             else:
                 self.strangers += 1
             if socket.closed:
-                return
+                break
         self._send_batches()
         self._reading = None
         self._loop.call_soon(line.read)

@@ -503,3 +503,21 @@ def test_messages_of_many_frames_are_not_put_together_beyond_what_a_peer_takes(h
     host.until(lambda: len(host.got[S0]) == 8)
     assert [message.components[0].seq for _, message in host.got[S0][1:]] == list(range(1, 8))
     assert host.networks[S0].refused == 0
+
+
+def test_a_message_that_ends_its_own_connection_holds_back_nobody_elses(host: Host) -> None:
+    server, agent = pair(host)
+    other = host.open("s1.00000002", host.endpoint("s1"))
+    agent.connect(other.name, host.endpoint("s1"))
+    agent.send(other.name, ACK)
+    host.until(lambda: len(host.got[other.name]) == 1)
+
+    def part(sender: str, message: Any) -> None:
+        agent.disconnect(S0)
+        agent.send(other.name, ACK._replace(seq=2))
+
+    agent._deliver = part
+    server.send(A0, ACK)
+    host.until(lambda: len(host.got[other.name]) == 2)
+    agent.send(other.name, ACK._replace(seq=3))
+    host.until(lambda: len(host.got[other.name]) == 3)
