@@ -7,6 +7,7 @@ changes.  The routes say who leads each range just now.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from ..core.clock import BSP, Consistency
@@ -35,19 +36,28 @@ class Slice(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What one range holds of a job: segments and, in the same order, where their numbers lie in the files."""
+    """What one range holds of a job: segments and, in the same order, where their numbers lie in the files.
+
+    `asked` are the segments as a pull names them.
+    """
 
     range: int
     segments: tuple[m.Segment, ...]
     slices: tuple[Slice, ...]
     nbytes: int
+    asked: tuple[m.Segment, ...]
 
     def only(self, tables: frozenset[int]) -> Part:
         """The same part with some tables alone."""
         kept = [(segment, place) for segment, place in zip(self.segments, self.slices) if segment.table in tables]
         segments = tuple(segment for segment, _place in kept)
         slices = tuple(place for _segment, place in kept)
-        return Part(self.range, segments, slices, sum(place.stop - place.offset for place in slices))
+        return Part(self.range, segments, slices, sum(place.stop - place.offset for place in slices), absent(segments))
+
+
+def absent(segments: Iterable[m.Segment]) -> tuple[m.Segment, ...]:
+    """The same pieces without their numbers."""
+    return tuple(segment._replace(carry=m.ABSENT) for segment in segments)
 
 
 class Plan(NamedTuple):
@@ -73,7 +83,10 @@ class Plan(NamedTuple):
             segments.setdefault(piece.range, []).append(m.Segment(piece.table, piece.block.number, elements, dtype))
             slices.setdefault(piece.range, []).append(Slice(piece.offset, piece.offset + piece.nbytes))
         parts = tuple(
-            Part(number, tuple(segments[number]), tuple(slices[number]), sum(stop - start for start, stop in slices[number]))
+            Part(
+                number, tuple(segments[number]), tuple(slices[number]), sum(stop - start for start, stop in slices[number]),
+                absent(segments[number]),
+            )
             for number in segments
         )
         dense = tuple(number for number, table in enumerate(spec.tables) if table.kind == "dense")

@@ -267,4 +267,4 @@ class Gather:
         job = self.job
         server, epoch = job.routes[part.range]
         after = self.after.get(part.range, 0)
-        return Send(server, m.Pull(job.number, part.range, epoch, job.token, self.request, self.worker, self.gen, after, self.closed, part.segments))
+        return Send(server, m.Pull(job.number, part.range, epoch, job.token, self.request, self.worker, self.gen, after, self.closed, part.asked))

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .clock import Consistency
 from .errors import UsageError, shown
 from .limits import KIB, Limits
-from .table import COMBINES, Layout, TableSpec, check_name, choose_block_bytes, unknown_key
+from .table import COMBINES, Layout, TableSpec, check_name, choose_block_bytes, choose_buckets, unknown_key
 
 ON_WORKER_LOSS = ("wait", "shrink", "stop")
+LR_SCALES = ("none", "linear", "sqrt")
+BELLS = ("fifo", "sem")
+#: Whole numbers of a job beside `workers`, each from 0 to 2^62; 0 = none.
+_NUMBERS = ("lr_warmup", "memory_bytes", "snapshot_every", "stop_clock", "pieces", "passes")
 #: A job's document travels inside a job's map, whose message has at most 64 KiB.
 DOCUMENT_BYTES_MAX = 48 * KIB
 DEPTH_MAX = 16
@@ -28,7 +33,15 @@ class JobSpec:
     combine: str = "mean"
     max_restarts: int = 3
     on_worker_loss: str = "wait"
-    settings: dict[str, Any] = field(default_factory=dict)  # what only the launcher reads back (command, limits)
+    settings: dict[str, Any] = field(default_factory=dict)  # what only launchers and agents read back (command, pieces_file)
+    lr_scale: str = "none"  # lr grows with the number of workers: none, linear, sqrt
+    lr_warmup: int = 0  # clocks over which it grows to that
+    bell: str = "fifo"  # what wakes a program: fifo or sem
+    memory_bytes: int = 0  # of values and optimizer state on all servers together; 0 = what they have
+    snapshot_every: int = 0  # clocks (BSP): ranges keep the values of each closed clock that is a multiple of it
+    stop_clock: int = 0  # all workers end when they have finished so many clocks
+    pieces: int = 0  # of input, handed out by `next`
+    passes: int = 0  # over the pieces; 0 = 1
 
     def __post_init__(self) -> None:
         check_name(self.name, "job name")
@@ -55,6 +68,14 @@ class JobSpec:
         Consistency.parse(self.consistency)
         for table in self.tables:
             self.consistency_of(table)
+        if self.lr_scale not in LR_SCALES:
+            raise unknown_key(self.lr_scale, LR_SCALES, f"job {self.name!r}, lr_scale")
+        if self.bell not in BELLS:
+            raise unknown_key(self.bell, BELLS, f"job {self.name!r}, bell")
+        for key in _NUMBERS:
+            value = getattr(self, key)
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 1 << 62:
+                raise UsageError(f"job {self.name!r}: {key} = {shown(value)}; a whole number from 0 on")
         if not isinstance(self.settings, dict):
             raise UsageError(f"job {self.name!r}: settings is no mapping")
         nbytes = packed_bytes(self.to_document())
@@ -66,6 +87,26 @@ class JobSpec:
     def layout(self) -> Layout:
         """Where the dense tables lie in the channel's files."""
         return Layout.of(self.tables)
+
+    @property
+    def stored_layout(self) -> Layout:
+        """The same for the servers' kinds of numbers."""
+        return Layout.of(self.tables, stored=True)
+
+    @property
+    def lr_full(self) -> float:
+        """What `lr_scale` multiplies each lr with once the warm-up is over."""
+        return {"none": 1.0, "linear": float(self.workers), "sqrt": math.sqrt(self.workers)}[self.lr_scale]
+
+    def lr_factor(self, clock: int) -> float:
+        """What `lr_scale` multiplies each lr with in a clock: grows from 1 over the clocks of the warm-up.
+
+        Goyal et al. 2017 (arXiv 1706.02677), "gradual warmup".
+        """
+        full = self.lr_full
+        if clock >= self.lr_warmup:
+            return full
+        return 1.0 + (full - 1.0) * (clock / self.lr_warmup)
 
     def consistency_of(self, table: TableSpec) -> Consistency:
         return Consistency.parse(table.consistency or self.consistency)
@@ -84,19 +125,23 @@ class JobSpec:
         raise KeyError(name)
 
     def with_blocks(self, servers: int, limits: Limits) -> JobSpec:
-        """The same job with each dense table's `block_bytes` chosen for so many servers."""
+        """The same job with `block_bytes` of each dense and `buckets` of each sparse table chosen for so many servers."""
         low, high = limits.block_bytes_min, limits.block_bytes_max
-        tables = tuple(
-            table if table.block_bytes else table.with_block_bytes(choose_block_bytes(table.nbytes, servers, low, high))
-            for table in self.tables
-        )
-        return replace(self, tables=tables)
+        tables = []
+        for table in self.tables:
+            if table.kind == "sparse":
+                tables.append(table if table.buckets else table.with_buckets(choose_buckets(servers)))
+            else:
+                block_bytes = table.block_bytes or choose_block_bytes(table.stored_bytes, servers, low, high)
+                tables.append(table.with_block_bytes(block_bytes))
+        return replace(self, tables=tuple(tables))
 
     def to_document(self) -> dict[str, Any]:
         return {
             "name": self.name, "workers": self.workers, "tables": [table.to_document() for table in self.tables],
             "seed": self.seed, "consistency": self.consistency, "combine": self.combine,
             "max_restarts": self.max_restarts, "on_worker_loss": self.on_worker_loss, "settings": dict(self.settings),
+            "lr_scale": self.lr_scale, "bell": self.bell, **{key: getattr(self, key) for key in _NUMBERS},
         }  # fmt: skip
 
     @classmethod

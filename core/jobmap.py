@@ -80,6 +80,8 @@ class JobMap(NamedTuple):
             spec = JobSpec.from_document(document["spec"])
             if not all(table.block_bytes for table in spec.tables if table.kind == "dense"):
                 raise ValueError("a table without block_bytes")
+            if not all(table.buckets for table in spec.tables if table.kind == "sparse"):
+                raise ValueError("a sparse table without buckets")
             if sum(table.block_count for table in spec.tables if table.kind == "dense") > BLOCKS_MAX:
                 raise ValueError(f"more than {BLOCKS_MAX} blocks")
             ranges = {
@@ -113,32 +115,58 @@ def _items(value: Any) -> list[Any] | tuple[Any, ...]:
 
 
 class Piece(NamedTuple):
-    """One block of one table and where it lies: its range, and its first byte in `grad` and `param`."""
+    """One block of one dense table and where it lies: its range, and its bytes in `grad` and `param`.
+
+    `stored_*` is the same for the servers' kind of numbers (`JobSpec.stored_layout`), as it travels.
+    """
 
     range: int
     table: int
     block: Block
     offset: int
     nbytes: int
+    stored_offset: int
+    stored_nbytes: int
+
+
+class Bucket(NamedTuple):
+    """One bucket of one sparse table and the range that holds it."""
+
+    range: int
+    table: int
+    number: int
+
+
+def buckets(spec: JobSpec, ring_ranges: int) -> list[Bucket]:
+    """Every bucket of the job's sparse tables; several may lie in one range."""
+    result = []
+    for number, table in enumerate(spec.tables):
+        if table.kind == "sparse":
+            start = table_hash(spec.name, table.name)
+            result += [Bucket(range_of(block_key(start, bucket), ring_ranges), number, bucket) for bucket in range(table.buckets)]
+    return result
 
 
 def pieces(spec: JobSpec, ring_ranges: int) -> list[Piece]:
     """Every block of the job's dense tables in file order; several blocks may lie in one range."""
     result = []
     offsets = {place.table.name: place.offset for place in spec.layout.places}
+    stored = {place.table.name: place.offset for place in spec.stored_layout.places}
     for number, table in enumerate(spec.tables):
         if table.kind != "dense":
             continue
         start = table_hash(spec.name, table.name)
-        itemsize = table.numpy_dtype.itemsize
+        itemsize, stored_itemsize = table.numpy_dtype.itemsize, table.storage_dtype.itemsize
         for block in table.blocks():
             home = range_of(block_key(start, block.number), ring_ranges)
+            count = block.stop - block.start
             offset = offsets[table.name] + block.start * itemsize
-            result.append(Piece(home, number, block, offset, (block.stop - block.start) * itemsize))
+            stored_offset = stored[table.name] + block.start * stored_itemsize
+            result.append(Piece(home, number, block, offset, count * itemsize, stored_offset, count * stored_itemsize))
     return result
 
 
 def ranges_used(spec: JobSpec, ring_ranges: int) -> list[int]:
     """Numbers of the ranges that hold something of the job, the clock's range among them, ascending."""
-    used = {piece.range for piece in pieces(spec, ring_ranges)} | {range_of(clock_key(spec.name), ring_ranges)}
-    return sorted(used)
+    used = {piece.range for piece in pieces(spec, ring_ranges)} | {bucket.range for bucket in buckets(spec, ring_ranges)}
+    return sorted(used | {range_of(clock_key(spec.name), ring_ranges)})

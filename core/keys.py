@@ -7,6 +7,12 @@ Published test vectors (`tests/unit/test_keys.py` holds them too):
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
+Hashes = np.ndarray[Any, np.dtype[np.uint64]]
+
 GOLDEN = 0x9E3779B97F4A7C15
 MASK = (1 << 64) - 1
 
@@ -48,3 +54,46 @@ def clock_key(job: str) -> int:
 def range_of(key: int, ranges: int) -> int:
     """Number of the key range that holds `key` when the ring is cut into `ranges` (a power of two) equal arcs."""
     return key >> (65 - ranges.bit_length()) if ranges > 1 else 0
+
+
+# -- rows of sparse tables, many at once
+
+
+def mix_all(numbers: Hashes) -> Hashes:
+    """`mix` of each number of an array of uint64."""
+    z = numbers + np.uint64(GOLDEN)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def row_hashes(rows: Hashes, table_start: int) -> Hashes:
+    """Hash of each row of the table that starts at `table_start` on the ring (`table_hash`)."""
+    return mix_all(rows ^ np.uint64(table_start))
+
+
+def buckets_of(hashes: Hashes, buckets: int) -> Hashes:
+    """The bucket of each row: the top bits of its hash.  `buckets` is a power of two; bucket b lies at `block_key(start, b)`."""
+    if buckets == 1:
+        return np.zeros(len(hashes), np.uint64)
+    return hashes >> np.uint64(65 - buckets.bit_length())
+
+
+def key_hashes(text: np.ndarray[Any, np.dtype[np.uint8]], ends: np.ndarray[Any, np.dtype[np.int64]]) -> Hashes:
+    """`name_hash` of many keys that lie one behind the other in `text`; key i ends before byte `ends[i]`.
+
+    A key's row number is its hash.  Works on one byte of all keys at a time.
+
+    >>> int(key_hashes(np.frombuffer(b"axyz", np.uint8), np.array([1, 4]))[1]) == name_hash("xyz")
+    True
+    """
+    starts = np.zeros(len(ends), np.int64)
+    starts[1:] = ends[:-1]
+    lengths = ends - starts
+    hashes = np.full(len(ends), _FNV_OFFSET, np.uint64)
+    order = np.argsort(-lengths, kind="stable")
+    left = np.searchsorted(-lengths[order], -np.arange(int(lengths.max(initial=0))), side="left")
+    for byte, count in enumerate(left.tolist()):
+        longer = order[:count]
+        hashes[longer] = (hashes[longer] ^ text[starts[longer] + byte]) * np.uint64(_FNV_PRIME)
+    return mix_all(hashes)

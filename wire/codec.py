@@ -31,7 +31,7 @@ import msgpack
 
 from ..core.errors import Code, PeerError
 from ..core.limits import Limits
-from ..core.table import DTYPE_NAMES, DTYPES
+from ..core.table import DTYPE_NAMES, STORAGES
 from . import messages as m
 from .fields import Check, check_of
 
@@ -45,8 +45,10 @@ _SEGMENT = struct.Struct("<HBBB3xQQ")
 _CRC = struct.Struct("<I")
 _CRC_AT = _HEAD.size - _CRC.size
 _NO_CRC = bytes(_CRC.size)
-_ITEMSIZE = {code: DTYPES[name].itemsize for code, name in DTYPE_NAMES.items()}
-_KINDS = (m.BLOCK, m.ROWS)
+#: Kinds of number that only travel: row numbers, and bytes of keys.
+U64, U8 = 16, 17
+ITEMSIZE = {**{code: STORAGES[name].itemsize for code, name in DTYPE_NAMES.items()}, U64: 8, U8: 1}
+_KINDS = (m.BLOCK, m.ROWS, m.IDS, m.KEYS)
 _CARRIES = (m.BY_VALUE, m.ABSENT, m.BY_REFERENCE)
 _CODES = frozenset(Code)
 _PLAIN = ("job", "range", "epoch", "worker", "gen", "token", "request")
@@ -104,7 +106,7 @@ def _picker(positions: tuple[int, ...]) -> Callable[[tuple[Any, ...]], Any]:
 #: The numbers are the protocol: never reuse one.
 SHAPES: tuple[Shape, ...] = (
     _shape(1, m.Push, a="base"),
-    _shape(2, m.PushAck, a="seq"),
+    _shape(2, m.PushAck, a="seq", b="behind"),
     _shape(3, m.LastAsk),
     _shape(4, m.LastTold, a="seq"),
     _shape(5, m.Init, a="claim"),
@@ -113,6 +115,10 @@ SHAPES: tuple[Shape, ...] = (
     _shape(8, m.Values, a="version", b="closed"),
     _shape(9, m.Nack),
     _shape(10, m.Refuse, a="seq", b="code"),
+    _shape(11, m.Partial),
+    _shape(12, m.PullAt, a="at"),
+    _shape(13, m.Scan, a="at", b="cursor"),
+    _shape(14, m.Scanned, a="version", b="next"),
     _shape(20, m.Join),
     _shape(21, m.Tick, a="clock", b="seq"),
     _shape(22, m.Leave, a="clock"),
@@ -125,6 +131,10 @@ SHAPES: tuple[Shape, ...] = (
     _shape(29, m.CloseAck, a="closed"),
     _shape(30, m.Roster, a="number"),
     _shape(31, m.RosterAck, a="number"),
+    _shape(32, m.StopAsk),
+    _shape(33, m.NextAsk),
+    _shape(34, m.NextTold, a="piece", b="turn"),
+    _shape(35, m.Twins),
     _shape(40, m.Register),
     _shape(41, m.Registered),
     _shape(42, m.Beat),
@@ -151,7 +161,7 @@ def encode(message: m.Message) -> list[m.Buffer]:
     """Frames of a message; payload frames are passed on by reference.  What does not fit into a frame is a bug.
 
     >>> decode(encode(m.PushAck(1, 2, 3, 4, 5, 6, 7)))
-    PushAck(job=1, range=2, epoch=3, token=4, worker=5, gen=6, seq=7)
+    PushAck(job=1, range=2, epoch=3, token=4, worker=5, gen=6, seq=7, behind=0)
     """
     shape = _BY_CLASS[type(message)]
     fields: tuple[Any, ...] = message
@@ -247,7 +257,7 @@ def _components(records: bytes) -> tuple[m.Component, ...]:
 def _segments(records: bytes) -> tuple[m.Segment, ...]:
     segments = []
     for table, dtype, kind, carry, block, elements in _SEGMENT.iter_unpack(records):
-        if dtype not in _ITEMSIZE or kind not in _KINDS or carry not in _CARRIES:
+        if dtype not in ITEMSIZE or kind not in _KINDS or carry not in _CARRIES:
             raise PeerError(f"segment of dtype {dtype}, kind {kind}, carry {carry}")
         segments.append(m.Segment._make((table, block, elements, dtype, kind, carry)))
     return tuple(segments)
@@ -261,7 +271,7 @@ def _payload(segments: Sequence[m.Segment], frames: Sequence[m.Buffer], start: i
     views = []
     for number, segment in enumerate(carried, start):
         view = memoryview(frames[number]).cast("B")
-        if view.nbytes != segment.elements * _ITEMSIZE[segment.dtype]:
+        if view.nbytes != segment.elements * ITEMSIZE[segment.dtype]:
             raise PeerError(f"payload of {view.nbytes} bytes for {segment.elements} elements of dtype {segment.dtype}")
         views.append(view)
     return tuple(views)

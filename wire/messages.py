@@ -9,7 +9,8 @@ Fields named `job range epoch worker gen token request` mean the same everywhere
     worker   the stream is (worker, gen): one incarnation of one worker's channel
     request  the asker's own number, repeated in the answer
 
-What everybody and the master say to each other stands in `control`, and is here by name.  Answers go to whoever asked,
+What everybody and the master say to each other stands in `control`, what concerns a job's clock in `clocks`; both are
+here by name.  Answers go to whoever asked,
 by name.  Every message may be lost, doubled, delayed and reordered: each is harmless when it comes again.
 """
 
@@ -17,6 +18,24 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Union
 
+from .clocks import NO_PIECE as NO_PIECE
+from .clocks import NOBODY as NOBODY
+from .clocks import ClaimAsk as ClaimAsk
+from .clocks import ClaimTold as ClaimTold
+from .clocks import Close as Close
+from .clocks import CloseAck as CloseAck
+from .clocks import InitDone as InitDone
+from .clocks import Join as Join
+from .clocks import Leave as Leave
+from .clocks import NextAsk as NextAsk
+from .clocks import NextTold as NextTold
+from .clocks import Roster as Roster
+from .clocks import RosterAck as RosterAck
+from .clocks import Standing as Standing
+from .clocks import StandingAsk as StandingAsk
+from .clocks import StopAsk as StopAsk
+from .clocks import Tick as Tick
+from .clocks import Twins as Twins
 from .control import Admin as Admin
 from .control import AdminTold as AdminTold
 from .control import AttachAsk as AttachAsk
@@ -35,13 +54,14 @@ from .control import Registered as Registered
 
 Buffer = Any  # memoryview, ndarray or a received frame: anything with the buffer protocol, passed by reference
 
-NOBODY = 0xFFFFFFFF  # a worker number that no worker has
-BLOCK, ROWS = 0, 1  # kinds of segment
+#: Kinds of segment: a dense block; rows of a sparse table; their numbers (u64), in front of them; their keys, where rows
+#: are named by strings: u32 length of each, then the bytes of all, between numbers and rows.
+BLOCK, ROWS, IDS, KEYS = 0, 1, 2, 3
 BY_VALUE, ABSENT, BY_REFERENCE = 0, 1, 2  # how a segment's numbers travel
 
 
 class Component(NamedTuple):
-    """One worker's part of a push (today a push has one; sums of a host will list several).
+    """One worker's part of a push.  A sum of several workers' pushes lists one each: of one clock and of equal weights.
 
     `prev` is the seq of this stream's previous push *to the same range*: a sparse push touches few ranges.
     """
@@ -55,12 +75,16 @@ class Component(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A piece of one table: `elements` numbers of block `block`.  Payload frame i belongs to the i-th segment by value."""
+    """A piece of one table: `elements` numbers of block or bucket `block`.  Payload frame i is that of the i-th segment by value.
+
+    Rows of a sparse table travel as IDS, KEYS (index=str only), ROWS of one bucket, in this order; a message may hold
+    several such groups of a bucket, since a frame is bounded, but no row twice.  In ROWS `elements` is rows x width.
+    """
 
     table: int
     block: int
     elements: int
-    dtype: int  # table.DTYPE_CODES
+    dtype: int  # table.DTYPE_CODES, codec.U64 (IDS), codec.U8 (KEYS)
     kind: int = BLOCK
     carry: int = BY_VALUE
 
@@ -82,7 +106,10 @@ class Push(NamedTuple):
 
 
 class PushAck(NamedTuple):
-    """Every push of the stream to this range up to `seq` is held by all copies."""
+    """Every push of the stream to this range up to `seq` is held by all copies.
+
+    `behind`: others' pushes that were applied here between the values that the push was computed on and itself.
+    """
 
     job: int
     range: int
@@ -91,6 +118,17 @@ class PushAck(NamedTuple):
     worker: int
     gen: int
     seq: int
+    behind: int = 0
+
+
+class Partial(NamedTuple):
+    """Of this sum some components are taken already and some are not: send each alone.  `seen` lists (worker, gen, last seq)."""
+
+    job: int
+    range: int
+    epoch: int
+    token: int
+    seen: tuple[tuple[int, int, int], ...]
 
 
 class LastAsk(NamedTuple):
@@ -140,7 +178,10 @@ class InitAck(NamedTuple):
 
 
 class Pull(NamedTuple):
-    """Read blocks.  Answered when the stream's own push `after` is visible and `closed` clocks are closed."""
+    """Read blocks and rows.  Answered when the stream's own push `after` is visible and `closed` clocks are closed.
+
+    Blocks are ABSENT segments; rows are asked for by IDS (and KEYS) by value.
+    """
 
     job: int
     range: int
@@ -152,10 +193,56 @@ class Pull(NamedTuple):
     after: int
     closed: int
     segments: tuple[Segment, ...]
+    payload: tuple[Buffer, ...] = ()
+
+
+class PullAt(NamedTuple):
+    """Read blocks of the snapshot that the range keeps of the clock `at` (`snapshot_every`; the newest two are kept).
+
+    Answered by Values, or refused: AGAIN while `at` is not closed, RANGE when it is no longer, or never was, kept.
+    """
+
+    job: int
+    range: int
+    epoch: int
+    token: int
+    request: int
+    at: int
+    segments: tuple[Segment, ...]
+
+
+class Scan(NamedTuple):
+    """Read the rows of one bucket from number `cursor` on, of the snapshot `at` or (0) as they are.  Answered by Scanned."""
+
+    job: int
+    range: int
+    epoch: int
+    token: int
+    request: int
+    at: int
+    cursor: int
+    table: int
+    bucket: int
+
+
+class Scanned(NamedTuple):
+    """Rows as IDS, KEYS, ROWS; ask on with `cursor` = `next` unless that is 0.  A row keeps its place: none comes twice."""
+
+    job: int
+    range: int
+    epoch: int
+    token: int
+    request: int
+    version: int
+    next: int
+    closed: int
+    segments: tuple[Segment, ...]
+    payload: tuple[Buffer, ...]
 
 
 class Values(NamedTuple):
-    """The blocks as they stand at log position `version` with `closed` clocks closed."""
+    """Blocks, and rows in the order in which they were asked for (ROWS segments alone), at log position `version` with
+    `closed` clocks closed."""
 
     job: int
     range: int
@@ -196,162 +283,8 @@ class Refuse(NamedTuple):
     text: str
 
 
-# -- the job's clock --------------------------------------------------------------------------------------------------
-
-
-class Join(NamedTuple):
-    """The stream exists: lower gens of the worker are fenced from here on.  Answered by Standing."""
-
-    job: int
-    epoch: int
-    token: int
-    worker: int
-    gen: int
-
-
-class Tick(NamedTuple):
-    """The worker has finished clock `clock` and every push of it is acked.  Answered by Standing.
-
-    `weights` lists (table, sum of the weights of this clock's pushes to it).  A tick with a `seq` rides behind the
-    unacked push of that number: it counts iff each of `ranges` lies on this very node and holds that push already;
-    else it is dropped without a word, and the tick comes again once the acks are there.
-    """
-
-    job: int
-    epoch: int
-    token: int
-    worker: int
-    gen: int
-    clock: int
-    weights: tuple[tuple[int, float], ...]
-    seq: int = 0
-    ranges: tuple[int, ...] = ()
-
-
-class Leave(NamedTuple):
-    """The worker takes no part in clock `clock` and later ones (`bye`, or the launcher's word for a dead one)."""
-
-    job: int
-    epoch: int
-    token: int
-    worker: int
-    gen: int
-    clock: int
-    reason: str
-
-
-class StandingAsk(NamedTuple):
-    """How does the clock stand?  Asked every `poll_us` while somebody waits, in case a notice was lost.
-
-    Asked for worker NOBODY it is answered by a notice to the asker alone.
-    """
-
-    job: int
-    epoch: int
-    token: int
-    worker: int
-    gen: int
-
-
-class Standing(NamedTuple):
-    """The job's clock, as an answer to one worker or (worker NOBODY) as a notice to every agent that has joined.
-
-    `finished` counts the clocks that `worker` has finished; `slowest` that of the slowest member; `closed` the closed
-    ones (BSP).  `waiting` names the members that hold the clock back (at most 16).  `initialised` is the claim whose
-    first values are complete, 0 = none yet.  `gen` is the worker's newest generation: a lower one is fenced.
-    """
-
-    job: int
-    epoch: int
-    token: int
-    worker: int
-    gen: int
-    finished: int
-    slowest: int
-    closed: int
-    members: int
-    initialised: int
-    stop_clock: int  # -1 = no stop rule has fired
-    waiting: tuple[int, ...]
-    end: int = -1  # first clock that `worker` takes no part in; -1 = it is a member: how it knows that its Leave was heard
-
-
-class ClaimAsk(NamedTuple):
-    """May this stream give the first values?  Answered by ClaimTold; the claim falls when the stream leaves."""
-
-    job: int
-    epoch: int
-    token: int
-    worker: int
-    gen: int
-
-
-class ClaimTold(NamedTuple):
-    """`claim` > 0: offer your values under this number.  0: somebody else's are, or will be, the first ones."""
-
-    job: int
-    epoch: int
-    token: int
-    worker: int
-    gen: int
-    claim: int
-
-
-class InitDone(NamedTuple):
-    """Every range has acked the values of `claim`.  Answered by Standing."""
-
-    job: int
-    epoch: int
-    token: int
-    worker: int
-    gen: int
-    claim: int
-
-
-class Close(NamedTuple):
-    """Clock `clock` is closed: sum the staged pushes of `members` [(worker, gen)] and step once.
-
-    `totals` lists (table, sum of weights over the members).  Resent until every range acked it; applied in order.
-    """
-
-    job: int
-    epoch: int
-    token: int
-    clock: int
-    members: tuple[tuple[int, int], ...]
-    totals: tuple[tuple[int, float], ...]
-
-
-class CloseAck(NamedTuple):
-    """These ranges have closed every clock below `closed`."""
-
-    job: int
-    epoch: int
-    token: int
-    closed: int
-    ranges: tuple[int, ...]
-
-
-class Roster(NamedTuple):
-    """Who takes part in which clocks: members (worker, gen, first clock, end clock or -1).  Resent until acked."""
-
-    job: int
-    epoch: int
-    token: int
-    number: int
-    members: tuple[tuple[int, int, int, int], ...]
-
-
-class RosterAck(NamedTuple):
-    job: int
-    epoch: int
-    token: int
-    number: int
-    ranges: tuple[int, ...]
-
-
 Message = Union[
-    Push, PushAck, LastAsk, LastTold, Init, InitAck, Pull, Values, Nack, Refuse, Join, Tick, Leave, StandingAsk, Standing,
-    ClaimAsk, ClaimTold, InitDone, Close, CloseAck, Roster, RosterAck, Register, Registered, Beat, BeatAck, JobAsk, JobTold,
+    Push, PushAck, Partial, LastAsk, LastTold, Init, InitAck, Pull, PullAt, Scan, Scanned, Values, Nack, Refuse, Join, Tick, Leave,
+    StandingAsk, Standing, StopAsk, NextAsk, NextTold, Twins, ClaimAsk, ClaimTold, InitDone, Close, CloseAck, Roster, RosterAck, Register, Registered, Beat, BeatAck, JobAsk, JobTold,
     AttachAsk, AttachTold, MapAsk, MapTold, JobEnd, NodeExit, Done, Admin, AdminTold,
 ]  # fmt: skip

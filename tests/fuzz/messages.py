@@ -8,9 +8,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from plugml.core.errors import Code
-from plugml.core.table import DTYPE_NAMES, DTYPES
 from plugml.wire import messages as m
-from plugml.wire.codec import SHAPES
+from plugml.wire.codec import ITEMSIZE, SHAPES
 from plugml.wire.fields import LOWEST
 
 U32 = st.integers(0, (1 << 32) - 1)
@@ -36,14 +35,14 @@ def segments_with_payload(draw: st.DrawFn, by_value: bool) -> tuple[tuple[m.Segm
     """Segments of every kind, and the numbers of those that travel by value."""
     segments, payload = [], []
     for _ in range(draw(st.integers(0, 4))):
-        dtype = draw(st.sampled_from(sorted(DTYPE_NAMES)))
+        dtype = draw(st.sampled_from(sorted(ITEMSIZE)))
         carry = draw(st.sampled_from((m.BY_VALUE, m.ABSENT, m.BY_REFERENCE)))
         carried = by_value and carry == m.BY_VALUE
         elements = draw(st.integers(0, 20) if carried else U64)
-        kind = draw(st.sampled_from((m.BLOCK, m.ROWS)))
+        kind = draw(st.sampled_from((m.BLOCK, m.ROWS, m.IDS, m.KEYS)))
         segments.append(m.Segment(draw(st.integers(0, 65535)), draw(U64), elements, dtype, kind, carry))
         if carried:
-            nbytes = elements * DTYPES[DTYPE_NAMES[dtype]].itemsize
+            nbytes = elements * ITEMSIZE[dtype]
             numbers = np.frombuffer(draw(st.binary(min_size=nbytes, max_size=nbytes)), np.uint8)
             payload.append(memoryview(numbers))
     return tuple(segments), tuple(payload)

@@ -171,7 +171,7 @@ class Box:
         for number, held in self.parts(tables).items():
             item = self.map.ranges[number]
             segments = tuple(
-                m.Segment(p.table, p.block.number, p.block.stop - p.block.start, DTYPE_CODES[self.spec.tables[p.table].dtype])
+                m.Segment(p.table, p.block.number, p.block.stop - p.block.start, DTYPE_CODES[self.spec.tables[p.table].dtype], m.BLOCK, m.ABSENT)
                 for p in held
             )
             self.feed(item.primary, agent, m.Pull(self.map.number, number, item.epoch, self.map.token, request, worker, gen, after, closed, segments))

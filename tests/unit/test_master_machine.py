@@ -188,7 +188,7 @@ def test_a_name_may_be_used_again_when_its_agent_is_surely_gone(world: MasterWor
     [
         ({}, Code.FORMAT, "needs"),
         ({**spec().to_document(), "wrokers": 1}, Code.FORMAT, "did you mean 'workers'"),
-        ({**spec().to_document(), "tables": [{"name": "w", "shape": [4], "kind": "sparse"}]}, Code.RANGE, "sparse"),
+        ({**spec().to_document(), "tables": [{"name": "w", "shape": [4], "kind": "sparse"}]}, Code.FORMAT, "sparse"),
         ({**spec().to_document(), "tables": [{"name": "w", "shape": [1 << 50]}]}, Code.RANGE, "blocks"),
         ({**spec().to_document(), "tables": [{"name": "w", "shape": [1 << 24], "block_bytes": 4}]}, Code.RANGE, "block_bytes"),
         ({**spec().to_document(), "workers": 4096, "settings": {"a": "x" * 20_000}}, Code.NOSPC, "map would have"),

@@ -189,7 +189,7 @@ def test_another_epoch_is_not_taken(epoch: int) -> None:
 def test_an_unknown_job_is_asked_for() -> None:
     there = Box(job(COUNT))
     there.take()
-    there.feed("s0.1", "a0.1", m.Pull(9, 0, 1, 4, 77, 0, 1, 0, 0, (m.Segment(0, 0, 8, 2),)))
+    there.feed("s0.1", "a0.1", m.Pull(9, 0, 1, 4, 77, 0, 1, 0, 0, (m.Segment(0, 0, 8, 2, m.BLOCK, m.ABSENT),)))
     found = there.take()
     assert found == [m.MapAsk(9, 4), m.Nack(9, 0, 0, 0, 77)]
 

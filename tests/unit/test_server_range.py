@@ -519,7 +519,7 @@ def test_a_waiting_pull_of_a_dead_incarnation_is_refused() -> None:
 
 def test_a_pull_of_a_block_elsewhere_is_refused() -> None:
     there = box(job(COUNT))
-    there.feed("s0.1", "a0.1", m.Pull(1, 0, 1, 1, 5, 0, 1, 0, 0, (m.Segment(0, 3, 3, 2),)))
+    there.feed("s0.1", "a0.1", m.Pull(1, 0, 1, 1, 5, 0, 1, 0, 0, (m.Segment(0, 3, 3, 2, m.BLOCK, m.ABSENT),)))
     assert [(Code(r.code).name, r.request) for r in there.take(m.Refuse)] == [("RANGE", 5)]
 
 

@@ -172,7 +172,7 @@ def test_nesting_that_would_break_whoever_walks_over_it_is_refused() -> None:
 
 
 def test_a_whole_number_is_taken_as_a_weight() -> None:
-    back = decode([with_body(TICK, [[[0, 3]], []])])
+    back = decode([with_body(TICK, [[[0, 3]], [], 0])])
     assert back == TICK._replace(weights=((0, 3.0),)) and isinstance(back, m.Tick) and type(back.weights[0][1]) is float
 
 
