@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 
@@ -19,8 +18,9 @@ from ..core.table import DTYPE_NAMES
 from ..wire.messages import BLOCK, BY_VALUE, Segment
 from .memory import Memory
 from .optimizers import Mix
-from .place import Array, Items, Parts, Place
+from .place import Items, News, Parts, Place, State
 
+Array = np.ndarray[Any, np.dtype[Any]]
 Scalars = dict[int, tuple[float, ...]]  # of one entry's steps, by table
 
 
@@ -42,8 +42,8 @@ class Blocks:
             place = self.place(segment)
             if segment != place.segment:
                 raise RequestError(Code.SIZE, _mismatch(place, segment))
-            if memoryview(buffer).nbytes != place.nbytes:
-                raise RequestError(Code.SIZE, f"a payload of {memoryview(buffer).nbytes} bytes for {place}, which has {place.nbytes}")
+            if memoryview(buffer).nbytes != place.wire_bytes:
+                raise RequestError(Code.SIZE, f"a payload of {memoryview(buffer).nbytes} bytes for {place}, which has {place.wire_bytes}")
             items.append((place, np.frombuffer(buffer, place.dtype)))
         if len(items) > 1 and len({(place.table, place.block.number) for place, _ in items}) != len(items):
             raise RequestError(Code.RANGE, "a block comes twice in one message")
@@ -66,32 +66,32 @@ class Blocks:
 
     # -- steps, beside the visible values
 
-    def stepped(self, items: Items, scalars: Scalars) -> Items:
+    def stepped(self, items: Items, scalars: Scalars) -> News:
         """What the blocks will hold after one push."""
-        new: Items = []
+        new: News = []
         for place, array in items:
             values = self._step(place, Mix.sum_of((array,)), scalars[place.table], new)
             if values is None:
                 self.take_back(new)
-                raise RequestError(Code.NONFINITE, f"the step of {place} leaves the range of {place.spec.dtype}")
+                raise RequestError(Code.NONFINITE, f"the step of {place} leaves the range of {place.spec.storage_name}")
             new.append((place, values))
         return new
 
-    def closed(self, plan: dict[Place, Parts], totals: dict[int, float]) -> Items:
+    def closed(self, plan: dict[Place, Parts], totals: dict[int, float], scalars: Scalars) -> News:
         """What the blocks will hold after a close; `totals` are the weights of all members, by table."""
-        new: Items = []
+        new: News = []
         for place, parts in plan.items():
             mix = _mix(place, parts, totals)
             if mix is None:
                 continue  # nobody weighs anything
-            values = self._step(place, mix, place.scalars, new)
+            values = self._step(place, mix, scalars[place.table], new)
             if values is None:
                 self.take_back(new)
                 raise RequestError(Code.NONFINITE, _overflow(place, parts))
             new.append((place, values))
         return new
 
-    def offered(self, items: Items) -> Items:
+    def offered(self, items: Items) -> News:
         """What the blocks will hold after an offer of first values, which has to name every block that waits for them."""
         named = {(place.table, place.block.number) for place, _ in items}
         for key, place in self.places.items():
@@ -102,28 +102,26 @@ class Blocks:
                 raise RequestError(Code.RANGE, f"table {place.spec.name!r} has init={place.spec.init} and takes no first values")
             if place.dtype.kind == "f" and not np.isfinite(array).all():
                 raise RequestError(Code.NONFINITE, f"the first values of {place} hold NaN or infinity")
-        new: Items = []
+        new: News = []
         for place, array in items:
             try:
-                values = self._memory.take(place.dtype, array.size)
+                new.append((place, place.offered(array, self._memory)))
             except MemoryError:
                 self.take_back(new)
                 raise _no_memory((place,)) from None
-            np.copyto(values, array)
-            new.append((place, values))
         return new
 
-    def replace(self, items: Items) -> None:
+    def replace(self, items: News) -> None:
         """Make new values visible."""
-        for place, values in items:
-            place.replace(values, self._memory)
+        for place, state in items:
+            place.replace(state, self._memory)
 
-    def take_back(self, items: Items) -> None:
+    def take_back(self, items: News) -> None:
         """They will never be visible."""
-        for _, values in items:
-            self._memory.give(values)
+        for place, state in items:
+            place.take_back(state, self._memory)
 
-    def _step(self, place: Place, mix: Mix, scalars: tuple[float, ...], done: Items) -> Array | None:
+    def _step(self, place: Place, mix: Mix, scalars: tuple[float, ...], done: News) -> State | None:
         try:
             return place.stepped(mix, scalars, self._memory)
         except MemoryError:
@@ -133,9 +131,7 @@ class Blocks:
     def digest(self) -> int:
         total = 0
         for key in sorted(self.places):
-            values = self.places[key].values
-            if values is not None:
-                total = crc32(values.data, total)
+            total = self.places[key].digest(total)
         return total
 
 
@@ -151,14 +147,14 @@ def _mismatch(place: Place, segment: Segment) -> str:
         return f"{place} is dense and comes by value (kind {segment.kind}, carry {segment.carry})"
     own = place.segment
     found = f"{segment.elements} of {DTYPE_NAMES.get(segment.dtype, '?')}"
-    return f"{place} has {own.elements} elements of {place.spec.dtype}, not {found}"
+    return f"{place} has {own.elements} elements of {place.spec.storage_name}, not {found}"
 
 
 def _overflow(place: Place, parts: Parts) -> str:
     bad = sum(1 for array in parts.arrays if place.dtype.kind == "f" and not np.isfinite(array).all())
     if bad:
         return f"{bad} of {len(parts.arrays)} pushes to {place} hold NaN or infinity"
-    return f"the step of {place} leaves the range of {place.spec.dtype}; try a smaller learning rate or dtype f64"
+    return f"the step of {place} leaves the range of {place.spec.storage_name}; try a smaller learning rate or dtype f64"
 
 
 def _no_memory(places: Iterable[Place]) -> RequestError:

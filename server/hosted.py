@@ -21,7 +21,7 @@ class Hosted:
         self.token = 0  # of the map
         self.clock_range = 0
         self.keeper = ("", 0)  # who keeps the job's clock, under which epoch
-        self.nbytes = 0  # of the values that the ranges here have when all are touched
+        self.nbytes = 0  # of values and optimizer state that the ranges here have when all are touched
         self.checked_token = 0  # cluster token up to which the map is known to be the newest
         self.full = ""  # why the job's values have no room here
         self._name = name
@@ -80,9 +80,7 @@ class Hosted:
         """Promised room: values that no array holds yet."""
         if self.full:
             return 0
-        return sum(
-            place.nbytes for held in self.ranges.values() for place in held.blocks.places.values() if place.values is None
-        )
+        return sum(place.owed_bytes for held in self.ranges.values() for place in held.blocks.places.values())
 
     def refuse_if_full(self, room_bytes: int, name: str) -> None:
         """A model that does not fit is refused when it comes, not by the system when it is half trained."""

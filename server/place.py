@@ -1,8 +1,9 @@
-"""One block in its range: what it is, how it steps, and the array that is visible now."""
+"""One block in its range: what it is, how it steps, and the values and optimizer state that are visible now."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 
@@ -13,59 +14,132 @@ from ..core.table import DTYPE_CODES
 from ..wire.messages import Segment
 from . import firsts
 from .memory import Memory
-from .optimizers import KERNELS, Mix, advance
+from .optimizers import KERNELS, Mix, advance, working
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class Place:
-    """`values` is None until somebody touches the block; an array in it is never changed, only replaced."""
+class State(NamedTuple):
+    """What a block holds.  Its arrays are never changed, only replaced, all together."""
 
-    __slots__ = ("table", "spec", "dtype", "block", "seed", "kernel", "staged", "mean", "segment", "nbytes", "scalars", "values")
+    values: Array
+    slots: tuple[Array, ...]  # of the optimizer; none before the first step
+    step: int  # steps made so far
+
+
+class Place:
+    """`state` is None until somebody touches the block."""
+
+    __slots__ = (
+        "table", "spec", "dtype", "state_dtype", "block", "seed", "kernel", "staged", "mean", "segment", "wire_bytes", "nbytes", "state",
+        "_job", "_full",
+    )  # fmt: skip
 
     def __init__(self, job: JobSpec, piece: Piece) -> None:
         self.table = piece.table
         self.spec = job.tables[piece.table]
-        self.dtype = self.spec.numpy_dtype
+        self.dtype = self.spec.storage_dtype
+        self.state_dtype = working(self.dtype)  # of the optimizer's arrays
         self.block = piece.block
         self.seed = job.seed
         self.kernel = KERNELS[self.spec.optimizer]
         self.staged = job.consistency_of(self.spec).model == BSP
         self.mean = job.combine_of(self.spec) == "mean"
         count = piece.block.stop - piece.block.start
-        self.segment = Segment(piece.table, piece.block.number, count, DTYPE_CODES[self.spec.dtype])
-        self.nbytes = piece.nbytes
-        self.scalars = self.kernel.scalars(self.spec, 1.0)  # of a full step
-        self.values: Array | None = None
+        self.segment = Segment(piece.table, piece.block.number, count, DTYPE_CODES[self.spec.storage_name])
+        self.wire_bytes = piece.stored_nbytes  # of the values alone
+        self.nbytes = self.wire_bytes + self.kernel.slots * count * self.state_dtype.itemsize
+        self.state: State | None = None
+        self._job = job
+        self._full = self.kernel.scalars(self.spec, 1.0, job.lr_full)
 
     def __str__(self) -> str:
         return f"block {self.block.number} of table {self.spec.name!r}"
 
+    @property
+    def values(self) -> Array | None:
+        """The visible values, if there are some."""
+        return self.state.values if self.state is not None else None
+
+    @property
+    def owed_bytes(self) -> int:
+        """Room that the block will still take: what no array holds yet."""
+        if self.state is None:
+            return self.nbytes
+        return 0 if self.state.slots else self.nbytes - self.wire_bytes
+
+    def scalars(self, clock: int, share: float = 1.0) -> tuple[float, ...]:
+        """Of a step in this clock; the lr follows `lr_scale` and its warm-up."""
+        if share == 1.0 and clock >= self._job.lr_warmup:
+            return self._full
+        return self.kernel.scalars(self.spec, share, self._job.lr_factor(clock))
+
     def current(self, memory: Memory) -> Array:
         """The visible values; the first touch makes them.  Raises MemoryError."""
-        if self.values is None:
+        return self._touched(memory).values
+
+    def _touched(self, memory: Memory) -> State:
+        if self.state is None:
             values = memory.take(self.dtype, self.segment.elements)
             firsts.fill(self.spec, self.seed, self.block.start, self.block.stop, values)
-            self.values = values
-        return self.values
+            self.state = State(values, (), 0)
+        return self.state
 
-    def stepped(self, mix: Mix, scalars: tuple[float, ...], memory: Memory) -> Array | None:
-        """The values after a step, not visible yet; None if one of them is not a finite number.  Raises MemoryError."""
-        old = self.current(memory)
-        new = memory.take(old.dtype, old.size)
-        if advance(self.kernel, old, mix, new, scalars, memory.scratch(old.dtype)):
-            return new
-        memory.give(new)
-        return None
+    def stepped(self, mix: Mix, scalars: tuple[float, ...], memory: Memory) -> State | None:
+        """What the block holds after a step, not visible yet; None if a number of it is not finite.  Raises MemoryError."""
+        old = self._touched(memory)
+        count = old.values.size
+        taken: list[Array] = []
+        try:
+            taken.append(memory.take(self.dtype, count))
+            for _ in range(self.kernel.slots):
+                taken.append(memory.take(self.state_dtype, count))
+        except MemoryError:
+            _give(taken, memory)
+            raise
+        values, slots = taken[0], tuple(taken[1:])
+        if not old.slots:
+            for slot in slots:
+                slot.fill(0)
+        scratch = memory.scratch(self.dtype)
+        if not advance(self.kernel, old.values, mix, old.slots or slots, values, slots, old.step + 1, scalars, scratch):
+            _give(taken, memory)
+            return None
+        counted = scalars[0] != 0.0  # an entry that nobody weighs is no step
+        return State(values, slots, old.step + counted)
 
-    def replace(self, new: Array, memory: Memory) -> None:
-        """Make the array visible."""
-        old, self.values = self.values, new
+    def offered(self, array: Array, memory: Memory) -> State:
+        """What the block holds once these are its first values.  Raises MemoryError."""
+        values = memory.take(self.dtype, array.size)
+        np.copyto(values, array)
+        return State(values, (), 0)
+
+    def replace(self, new: State, memory: Memory) -> None:
+        """Make it visible."""
+        old, self.state = self.state, new
         if old is not None:
-            memory.give(old)
+            _give((old.values, *old.slots), memory)
+
+    def take_back(self, new: State, memory: Memory) -> None:
+        """It will never be visible."""
+        _give((new.values, *new.slots), memory)
+
+    def digest(self, total: int) -> int:
+        """A checksum over values and state, begun at `total`."""
+        if self.state is None:
+            return total
+        for array in (self.state.values, *self.state.slots):
+            total = crc32(array.data, total)
+        return crc32(b"%d" % self.state.step, total) if self.kernel.slots else total
 
 
-Items = list[tuple[Place, Array]]  # numbers that came, or will come, to blocks
+def _give(arrays: list[Array] | tuple[Array, ...], memory: Memory) -> None:
+    for array in arrays:
+        memory.give(array)
+
+
+Items = list[tuple[Place, Array]]  # numbers that came to blocks
+News = list[tuple[Place, State]]  # what blocks will hold
 
 
 class Parts:

@@ -27,7 +27,7 @@ from .effects import JobFailed
 from .log import Entry, Log
 from .memory import Memory
 from .parking import Parked, Parking
-from .place import Items
+from .place import Items, News
 from .shares import Shares
 from .staging import Staged, Staging
 
@@ -37,7 +37,7 @@ WEIGHT_MAX = 2.0**53
 class Prepared(NamedTuple):
     """What applying an entry will do: arrays to swap in, arrays to stage."""
 
-    replace: Items
+    replace: News
     stage: Items
 
 
@@ -150,7 +150,7 @@ class RangeMachine:
             if place.staged or place.table in found:
                 continue
             share = self.shares.share(place.table, component) if place.mean else 1.0
-            found[place.table] = place.scalars if share == 1.0 else place.kernel.scalars(place.spec, share)
+            found[place.table] = place.scalars(component.clock, share)
         return found
 
     def _prepare(self, items: Items, scalars: Scalars) -> Prepared:
@@ -201,12 +201,13 @@ class RangeMachine:
             return []
 
         plan = self._staging.plan(close.clock, close.members)
+        scalars = {place.table: place.scalars(close.clock) for place in plan}
         try:
-            new = self.blocks.closed(plan, dict(close.totals))
+            new = self.blocks.closed(plan, dict(close.totals), scalars)
         except RequestError as refusal:
             return self._fail(f"clock {close.clock} cannot be closed: {refusal.text}")
-        scalars = {place.table: place.scalars for place, _ in new}
-        self.log.append(close, tuple(scalars.items()))
+        stepped = {place.table for place, _ in new}
+        self.log.append(close, tuple(item for item in scalars.items() if item[0] in stepped))
         self._commit(Prepared(new, []))
         return self._answer(self._parking.take_for_close()) if self._parking.count else []
 

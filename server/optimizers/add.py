@@ -1,4 +1,4 @@
-"""w += u: counts, finished steps, anything whose step the program has already made."""
+"""w += u: counts, finished steps, anything whose step the program has already made.  `lr_factor` does not touch it."""
 
 from __future__ import annotations
 
@@ -8,24 +8,29 @@ from typing import NamedTuple
 import numpy as np
 
 from ...core.table import TableSpec
-from .base import Array, Scratch, checked_add
+from .base import Array, Numbers, Scratch, Work, checked_add
 
 
 class Add(NamedTuple):
     name: str = "add"
     slots: int = 0
+    counts: bool = False
+    hidden: tuple[int, ...] = ()
 
-    def scalars(self, table: TableSpec, scale: float) -> tuple[float, ...]:
-        return (scale,)
+    def scalars(self, table: TableSpec, share: float, lr_factor: float) -> tuple[float, ...]:
+        return (share,)
 
-    def step(self, old: Array, update: Array, out: Array, scalars: Sequence[float], scratch: Scratch) -> bool:
-        scale = scalars[0]
-        if scale == 1.0:
-            return checked_add(old, update, out, scratch)
+    def factors(self, scalars: Sequence[float], steps: Array) -> tuple[Array, ...]:
+        return ()
 
-        part = scratch.part[: old.size]
-        np.multiply(update, old.dtype.type(scale), out=part)
-        np.add(old, part, out=out)
+    def step(self, work: Work, scalars: Numbers, factors: Numbers, scratch: Scratch) -> bool:
+        share = scalars[0]
+        if share == 1.0:
+            return checked_add(work.old, work.update, work.out, scratch)
+
+        part = scratch.part[: work.old.size]
+        np.multiply(work.update, share, out=part)
+        np.add(work.old, part, out=work.out)
         return True
 
 

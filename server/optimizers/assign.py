@@ -1,7 +1,7 @@
 """w = u: the pushed values take the place of the old ones (a mean of models when several are combined).
 
 A scaled step goes that share of the way from the old values to the pushed ones, so that `mean` says the same under
-every consistency model.
+every consistency model.  `lr_factor` does not touch it.
 """
 
 from __future__ import annotations
@@ -12,26 +12,31 @@ from typing import NamedTuple
 import numpy as np
 
 from ...core.table import TableSpec
-from .base import Array, Scratch
+from .base import Array, Numbers, Scratch, Work
 
 
 class Assign(NamedTuple):
     name: str = "assign"
     slots: int = 0
+    counts: bool = False
+    hidden: tuple[int, ...] = ()
 
-    def scalars(self, table: TableSpec, scale: float) -> tuple[float, ...]:
-        return (scale,)
+    def scalars(self, table: TableSpec, share: float, lr_factor: float) -> tuple[float, ...]:
+        return (share,)
 
-    def step(self, old: Array, update: Array, out: Array, scalars: Sequence[float], scratch: Scratch) -> bool:
-        scale = scalars[0]
-        if scale == 1.0:
-            np.copyto(out, update)
+    def factors(self, scalars: Sequence[float], steps: Array) -> tuple[Array, ...]:
+        return ()
+
+    def step(self, work: Work, scalars: Numbers, factors: Numbers, scratch: Scratch) -> bool:
+        share = scalars[0]
+        if share == 1.0:
+            np.copyto(work.out, work.update)
             return True
 
-        part = scratch.part[: old.size]
-        np.subtract(update, old, out=part)
-        np.multiply(part, old.dtype.type(scale), out=part)
-        np.add(old, part, out=out)
+        part = scratch.part[: work.old.size]
+        np.subtract(work.update, work.old, out=part)
+        np.multiply(part, share, out=part)
+        np.add(work.old, part, out=work.out)
         return True
 
 

@@ -1,10 +1,8 @@
-"""How pushes become a step: combined in a fixed order, then one optimizer, chunk by chunk while the chunk is in cache.
+"""What every optimizer is: its state arrays, its scalars, one chunk of a step; and the working memory that it gets.
 
-    pushes of one block  --Mix-->  one update  --Kernel.step-->  new values, checked to be finite
-
-Deterministic: + - x / only, in the written order, each rounded to the table's kind of number, no fused multiply-add;
-the same entry gives the same bits on every copy.  Scalars (lr times the scale of the step) are made in float64 by
-whoever orders the entries and travel with it.  Knows neither blocks' places nor who pushed.
+Deterministic: + - x / and square root only, in the written order, each rounded to the working kind of number, no fused
+multiply-add; the same entry gives the same bits on every copy.  Scalars (rates, decays) are made in float64 by whoever
+orders the entries and travel with it.  Knows neither blocks' places nor who pushed.
 """
 
 from __future__ import annotations
@@ -17,22 +15,50 @@ import numpy as np
 from ...core.table import TableSpec
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Numbers = tuple[Any, ...]  # scalars, or arrays as long as the chunk, of the working kind
 
-#: Elements of a chunk: one of the arrays at work fills 256 KiB of float32, so that they stay in the second-level cache.
-CHUNK = 1 << 16
+#: Elements of a chunk: an array at work fills 128 KiB of float32, so that those of a step stay in the second-level cache.
+CHUNK = 1 << 15
+
+
+def working(storage: np.dtype[Any]) -> np.dtype[Any]:
+    """The kind of number that a step is computed in, and its state kept in: half precision is for values alone."""
+    return np.dtype("<f4") if storage.itemsize == 2 else storage
 
 
 class Scratch:
-    """Working memory for one kind of number, allocated once."""
+    """Working memory for tables of one kind of number, allocated once."""
 
-    def __init__(self, dtype: np.dtype[Any]) -> None:
-        self.sum = np.empty(CHUNK, dtype)  # the combined pushes
-        self.part = np.empty(CHUNK, dtype)  # one term
+    def __init__(self, storage: np.dtype[Any]) -> None:
+        self.work = working(storage)
+        self.sum = np.empty(CHUNK, self.work)  # the combined pushes
+        self.part = np.empty(CHUNK, self.work)  # one term
+        self.other = np.empty(CHUNK, self.work)  # another one
         self.flags = np.empty(CHUNK, np.bool_)
+        wide = 0 if self.work == storage else CHUNK
+        self.before = np.empty(wide, self.work)  # values in the working kind, where they are kept in another
+        self.after = np.empty(wide, self.work)
+
+
+class Work(NamedTuple):
+    """One chunk of at most CHUNK elements, all of the working kind: flat arrays of one length.
+
+    `update` and `old` are only read; `out` may be `old`, each of `slots_out` the same one of `slots`.
+    """
+
+    old: Array
+    update: Array
+    slots: tuple[Array, ...]
+    out: Array
+    slots_out: tuple[Array, ...]
 
 
 class Kernel(Protocol):
-    """One optimizer.  `slots` counts its state arrays, each as long as the values."""
+    """One optimizer.
+
+    `slots` counts its state arrays, each as long as the values and zero before the first step.  `counts`: it has to know
+    the number of the step.  `hidden` names the slots of which an infinity would not show in the values.
+    """
 
     @property
     def name(self) -> str: ...
@@ -40,96 +66,31 @@ class Kernel(Protocol):
     @property
     def slots(self) -> int: ...
 
-    def scalars(self, table: TableSpec, scale: float) -> tuple[float, ...]:
-        """What the step of one entry needs beside arrays; `scale` is its share of a full step (1 under BSP)."""
-        ...
+    @property
+    def counts(self) -> bool: ...
 
-    def step(self, old: Array, update: Array, out: Array, scalars: Sequence[float], scratch: Scratch) -> bool:
-        """One chunk of at most CHUNK elements: `out` = `old` after `update`; `out` may be `old`.
+    @property
+    def hidden(self) -> tuple[int, ...]: ...
 
-        `update` is only read.  False when an integer does not fit (floats are checked by `advance`).
+    def scalars(self, table: TableSpec, share: float, lr_factor: float) -> tuple[float, ...]:
+        """What the step of one entry needs beside arrays; `share` comes first.
+
+        `share` is its part of a full step (1 under BSP), `lr_factor` what the table's lr is multiplied with in this clock.
         """
         ...
 
+    def factors(self, scalars: Sequence[float], steps: Array) -> tuple[Array, ...]:
+        """What depends on the number of the step (int64, from 1), in float64, for each of `steps`."""
+        ...
 
-class Mix(NamedTuple):
-    """How several pushes of one block become one update: sum of `weights` x pushes, divided by `divisor`.
-
-    `weights` None means 1 each.  One push with divisor 1 is used as it is, bit for bit.
-    """
-
-    arrays: tuple[Array, ...]
-    weights: tuple[float, ...] | None
-    divisor: float
-
-    @classmethod
-    def sum_of(cls, arrays: Sequence[Array]) -> Mix:
-        return cls(tuple(arrays), None, 1.0)
-
-    @classmethod
-    def mean_of(cls, arrays: Sequence[Array], weights: Sequence[float], total: float) -> Mix | None:
-        """The weighted mean; `total` counts those too who pushed nothing.  None when nobody weighs anything.
-
-        Equal weights are taken as the unit: no multiplication, and whole numbers stay whole.
-        """
-        if total <= 0.0:
-            return None
-        first = weights[0]
-        if first > 0.0 and all(weight == first for weight in weights):
-            return cls(tuple(arrays), None, total / first)
-        return cls(tuple(arrays), tuple(weights), total)
-
-    def chunk(self, start: int, stop: int, scratch: Scratch) -> Array | None:
-        """The update for these elements, perhaps in `scratch.sum`; None when an integer does not fit."""
-        n = stop - start
-        arrays, weights = self.arrays, self.weights
-        total = scratch.sum[:n]
-        number = total.dtype.type
-        if weights is None:
-            if len(arrays) == 1:
-                if self.divisor == 1.0:
-                    return arrays[0][start:stop]
-                np.divide(arrays[0][start:stop], number(self.divisor), out=total)
-                return total
-            for i, array in enumerate(arrays[1:]):
-                before = total if i else arrays[0][start:stop]
-                if not checked_add(before, array[start:stop], total, scratch):
-                    return None
-        else:
-            part = scratch.part[:n]
-            np.multiply(arrays[0][start:stop], number(weights[0]), out=total)
-            for array, weight in zip(arrays[1:], weights[1:]):
-                np.multiply(array[start:stop], number(weight), out=part)
-                np.add(total, part, out=total)
-        if self.divisor != 1.0:
-            np.divide(total, number(self.divisor), out=total)
-        return total
-
-
-def advance(kernel: Kernel, old: Array, mix: Mix, out: Array, scalars: Sequence[float], scratch: Scratch) -> bool:
-    """`out` = `old` after one step with the combined pushes; False if a result is not a finite number (`out` is void).
-
-    `old` is only read unless it is `out`.
-    """
-    count = old.size
-    floats = old.dtype.kind == "f"
-    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        for start in range(0, count, CHUNK):
-            stop = min(start + CHUNK, count)
-            update = mix.chunk(start, stop, scratch)
-            if update is None:
-                return False
-            result = out[start:stop]
-            if not kernel.step(old[start:stop], update, result, scalars, scratch):
-                return False
-            if floats and not np.isfinite(result, out=scratch.flags[: stop - start]).all():
-                return False
-    return True
+    def step(self, work: Work, scalars: Numbers, factors: Numbers, scratch: Scratch) -> bool:
+        """`out` and `slots_out` after one step.  False when an integer does not fit (floats are checked by `advance`)."""
+        ...
 
 
 def checked_add(a: Array, b: Array, out: Array, scratch: Scratch) -> bool:
     """`out` = a + b; False if an integer does not fit, which numpy would wrap around silently.  `out` may be `a`."""
-    if a.dtype.kind == "f":
+    if out.dtype.kind == "f":
         np.add(a, b, out=out)
         return True
 

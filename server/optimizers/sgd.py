@@ -8,20 +8,25 @@ from typing import NamedTuple
 import numpy as np
 
 from ...core.table import TableSpec
-from .base import Array, Scratch
+from .base import Array, Numbers, Scratch, Work
 
 
 class Sgd(NamedTuple):
     name: str = "sgd"
     slots: int = 0
+    counts: bool = False
+    hidden: tuple[int, ...] = ()
 
-    def scalars(self, table: TableSpec, scale: float) -> tuple[float, ...]:
-        return (table.setting("lr") * scale,)
+    def scalars(self, table: TableSpec, share: float, lr_factor: float) -> tuple[float, ...]:
+        return (share, table.setting("lr") * lr_factor * share)
 
-    def step(self, old: Array, update: Array, out: Array, scalars: Sequence[float], scratch: Scratch) -> bool:
-        part = scratch.part[: old.size]
-        np.multiply(update, old.dtype.type(scalars[0]), out=part)
-        np.subtract(old, part, out=out)
+    def factors(self, scalars: Sequence[float], steps: Array) -> tuple[Array, ...]:
+        return ()
+
+    def step(self, work: Work, scalars: Numbers, factors: Numbers, scratch: Scratch) -> bool:
+        part = scratch.part[: work.old.size]
+        np.multiply(work.update, scalars[1], out=part)
+        np.subtract(work.old, part, out=work.out)
         return True
 
 
