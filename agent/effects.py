@@ -3,7 +3,7 @@
 A channel is named by its directory (`<job>.<worker>.<gen>`).  The effects of one request, in the order that the
 contract fixes; a process may die between any two of them:
 
-    SetCurrent -> ReadPush -> (Send ...) -> WriteParam ... -> WriteResult -> SetDone -> Reply
+    SetCurrent -> ReadData -> (KeepPush) -> (Send ...) -> WriteParam ... -> WriteResult -> SetDone -> Reply
 
 `WriteError` comes before `WriteResult` when the request failed.  Whoever performs them feeds the events below with
 sender "".
@@ -14,6 +14,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ..core.errors import Code
+from ..shm_protocol.request import Request
+from ..shm_protocol.rows import Rows
 
 Buffer = Any  # anything with the buffer protocol, by reference
 
@@ -43,6 +45,42 @@ class ReadPush(NamedTuple):
     exact: bool
 
 
+class ReadData(NamedTuple):
+    """Read what a push brings and which rows are wanted, and check all of it.  Answered by DataRead.
+
+    For every request that pushes, and for every one with sections.
+    """
+
+    channel: str
+    request: Request
+
+
+class KeepPush(NamedTuple):
+    """Copy the files that the request names into `pend.<slot>`, its head last.  Answered by PushKept.
+
+    Checks nothing but sizes: what ReadData has not found good must not be accepted.  The slot must be free.
+    """
+
+    channel: str
+    slot: int
+    request: Request
+
+
+class ReadKept(NamedTuple):
+    """As ReadData, out of `pend.<slot>`.  Answered by DataRead."""
+
+    channel: str
+    slot: int
+    request: Request
+
+
+class DropPush(NamedTuple):
+    """The push in `pend.<slot>` has been carried out, or has failed for good: the slot is free."""
+
+    channel: str
+    slot: int
+
+
 class ReadFiles(NamedTuple):
     """Read first values of tables with init=file: (path, offset, bytes) each.  Answered by FilesRead.
 
@@ -70,17 +108,34 @@ class WriteParam(NamedTuple):
 
 
 class WriteText(NamedTuple):
-    """Write every dense value into `param.txt`; the buffer is laid out like `param`.  Answered by ParamFailed, on error only."""
+    """Write `param.txt`: every dense value (the buffer is laid out like `param`, None = they take no part), then `rows`.
+
+    The numbers are of the program's dtype; `rows` has one array for each section that wants some, in their order.
+    Answered by ParamFailed, on error only.
+    """
 
     channel: str
-    buffer: Buffer
+    buffer: Buffer | None
+    rows: tuple[Any, ...] = ()
+
+
+class WriteData(NamedTuple):
+    """Write `<turn> <piece> <text>` into `data`, the text being line `piece` of the file `path`; path "" = nothing is left.
+
+    Answered by DataWritten, or ParamFailed.
+    """
+
+    channel: str
+    path: str
+    piece: int
+    turn: int
 
 
 class WriteResult(NamedTuple):
     """What the coming `SetDone(seq)` will stand for.  Until then the words of the request before it stay valid.
 
     `clock` counts the clocks that the worker has finished after the request; `weight` the sum of the weights of its pushes in that clock, and
-    `pushes` their number in this generation.
+    `pushes` their number in this generation.  `flags` are those of done_flags (page.FLAG_STOP).
     """
 
     channel: str
@@ -90,6 +145,7 @@ class WriteResult(NamedTuple):
     status: int
     weight: float
     pushes: int
+    flags: int = 0
 
 
 class WriteError(NamedTuple):
@@ -187,7 +243,9 @@ class Found(NamedTuple):
 class ChannelOpened(NamedTuple):
     """The directory is ours to serve.  The words are those of `info` and of the page, valid for `done_seq`.
 
-    `clock` counts the clocks that the worker has finished; before the first answer it is that of `info`.
+    `clock` counts the clocks that the worker has finished; before the first answer it is that of `info`.  `kept` are pushes that an
+    earlier agent accepted and did not see to the end: slot and request line, in the order of their seq.  `stop`: the reply of
+    done_seq said it.
     """
 
     channel: str
@@ -203,6 +261,9 @@ class ChannelOpened(NamedTuple):
     weight: float
     pushes: int
     elements: int  # of all dense tables
+    kept: tuple[tuple[int, bytes], ...] = ()
+    bell: str = "fifo"
+    stop: bool = False
 
 
 class ChannelFailed(NamedTuple):
@@ -227,6 +288,39 @@ class PushRead(NamedTuple):
     buffer: Buffer | None
     code: Code = Code.OK
     text: str = ""
+
+
+class DataRead(NamedTuple):
+    """What the request needs, or why it cannot be read.  Sizes, finiteness, ranges, keys are checked, numbers are of the storage's kind.
+
+    `buffer` holds the dense part, laid out like `JobSpec.stored_layout`, None if it takes no part; it stays as it is until the
+    next ReadData or ReadKept of the channel that finds it unlent.  `rows` has an entry for each section that pushes some, `wants`
+    for each that wants some, as they came.  `crc` is the sample for `Tick.crc`.
+    """
+
+    channel: str
+    buffer: Buffer | None = None
+    rows: tuple[Rows, ...] = ()
+    wants: tuple[Rows, ...] = ()
+    crc: int = 0
+    code: Code = Code.OK
+    text: str = ""
+
+
+class PushKept(NamedTuple):
+    """The push is in its slot, whatever becomes of this process; or why it is not."""
+
+    channel: str
+    slot: int
+    code: Code = Code.OK
+    text: str = ""
+
+
+class DataWritten(NamedTuple):
+    """`data` has so many bytes now."""
+
+    channel: str
+    nbytes: int
 
 
 class FilesRead(NamedTuple):

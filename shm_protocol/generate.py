@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from ..core.errors import MEANINGS, Code
-from . import page
+from . import kept, page
 from .info import VERSION
 
 HEADER = Path(__file__).resolve().parents[1] / "clients" / "c" / "plugml_shm.h"
@@ -117,8 +117,9 @@ def _asserts() -> list[str]:
 
 
 def spec_text(text: str) -> str:
-    """SPEC.md with its three tables made anew, each between a begin and an end mark."""
-    for name, rows in (("layout", _spec_layout()), ("counters", _spec_counters()), ("codes", _spec_codes())):
+    """SPEC.md with its tables made anew, each between a begin and an end mark."""
+    tables = (("layout", _spec_layout(page.FIELDS)), ("kept", _spec_layout(kept.FIELDS)), ("counters", _spec_counters()), ("codes", _spec_codes()))
+    for name, rows in tables:
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
         before, _begin, rest = text.partition(begin)
         _old, _end, after = rest.partition(end)
@@ -126,9 +127,9 @@ def spec_text(text: str) -> str:
     return text
 
 
-def _spec_layout() -> list[str]:
+def _spec_layout(fields: tuple[page.Field, ...]) -> list[str]:
     rows = ["| at | type | name | meaning |", "|---|---|---|---|"]
-    for field in page.FIELDS:
+    for field in fields:
         kind = _C_TYPES[field.code].removesuffix("_t") + (f"[{field.length}]" if field.length > 1 else "")
         rows.append(f"| {field.offset:#05x} | {kind} | `{field.name}` | {field.about} |")
     return rows

@@ -58,6 +58,10 @@ COUNTER_NAMES: tuple[tuple[str, str], ...] = (
     ("adoptions", "times that an agent adopted the channel, the first one included"),
     ("refused_sequences", "lines refused with SEQ"),
     ("nonfinite", "pushes refused with NONFINITE"),
+    ("kept", "pushes accepted before they were carried out (async=1, t=)"),
+    ("pieces", "pieces of input handed out by next"),
+    ("rows_pushed", "rows of sparse tables in pushes taken"),
+    ("rows_pulled", "rows of sparse tables handed over"),
 )
 
 

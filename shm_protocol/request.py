@@ -80,6 +80,7 @@ class Reply(NamedTuple):
     lag: int | None = None
     stop: bool = False
     done: int | None = None
+    rows: int | None = None
 
 
 def seq_of(line: bytes) -> int | None:

@@ -55,17 +55,17 @@
     X(0, OK, "The request was carried out.", "Go on.") \
     X(1, SEQ, "The sequence number or the clock is not the next one.", "Send `hello` and go on at done_seq + 1.") \
     X(2, FORMAT, "The request line could not be read.", "Write `<verb> <seq> <clock> [key=value ...]` and a newline.") \
-    X(3, RANGE, "A number, index or table lies outside what was declared.", "Compare the request with `info`; nothing was applied.") \
+    X(3, RANGE, "A number, row or table lies outside what was declared.", "Compare the request with `info`; nothing was applied.") \
     X(4, SIZE, "A data file has not the size that `info` promises.", "Write exactly the declared bytes; nothing was applied.") \
-    X(5, NONFINITE, "The push holds NaN or infinity.", "Look for an overflow in the program; nothing of the push was applied.") \
-    X(6, TIMEOUT, "The answer did not come within `t=`.", "The push was taken and is answered late: do not resend, `pull`.") \
-    X(7, AGAIN, "The agent has too much to do just now.", "Wait a moment and ring again with the same line.") \
+    X(5, NONFINITE, "The push holds NaN or infinity, in a table or in a row.", "Look for an overflow in the program; nothing of the push was applied.") \
+    X(6, TIMEOUT, "The answer did not come within `t=`.", "A push was accepted and is carried out later: do not send it again, `pull`.") \
+    X(7, AGAIN, "There is no room for the request just now; nothing was done.", "Wait a moment and ring again with the same line.") \
     X(8, NOSERVER, "A server that holds part of the model is gone or out of reach.", "See `plugml status`; the text names the server.") \
     X(9, VERSION, "Program and agent speak different versions of the channel.", "Install the client that belongs to this plugml.") \
     X(10, PERM, "A file of the channel has another owner, type or mode than it must have.", "Let only the program and its agent touch the channel.") \
     X(11, GONE, "The agent is gone for good; whether the last request was carried out is unknown.", "End the program; run it again from the last checkpoint.") \
     X(12, NOSPC, "The in-memory file system is full.", "Free space in the channel root or make it larger.") \
-    X(13, COLLIDE, "Two string keys have the same hash.", "Rename one of the two keys that the text names.") \
+    X(13, COLLIDE, "Two string keys have the same hash; nothing was applied.", "Rename one of the two keys that the text names.") \
     X(14, STOP, "The job's stop rule has fired.", "End the training loop normally.") \
     X(15, INTERNAL, "plugml itself failed.", "Please report the text with the log of the agent.") \
     X(16, FENCED, "A newer incarnation of this worker has taken its place.", "End the program: its successor is at work.")
@@ -92,7 +92,11 @@
     X(9, bytes_pulled, "bytes written to param") \
     X(10, adoptions, "times that an agent adopted the channel, the first one included") \
     X(11, refused_sequences, "lines refused with SEQ") \
-    X(12, nonfinite, "pushes refused with NONFINITE")
+    X(12, nonfinite, "pushes refused with NONFINITE") \
+    X(13, kept, "pushes accepted before they were carried out (async=1, t=)") \
+    X(14, pieces, "pieces of input handed out by next") \
+    X(15, rows_pushed, "rows of sparse tables in pushes taken") \
+    X(16, rows_pulled, "rows of sparse tables handed over")
 
 /* The whole page; gaps are zero. */
 struct plugml_ctl {

@@ -33,7 +33,7 @@ MEANINGS: dict[Code, tuple[str, str]] = {
     Code.SEQ: ("The sequence number or the clock is not the next one.", "Send `hello` and go on at done_seq + 1."),
     Code.FORMAT: ("The request line could not be read.", "Write `<verb> <seq> <clock> [key=value ...]` and a newline."),
     Code.RANGE: (
-        "A number, index or table lies outside what was declared.",
+        "A number, row or table lies outside what was declared.",
         "Compare the request with `info`; nothing was applied.",
     ),
     Code.SIZE: (
@@ -41,14 +41,17 @@ MEANINGS: dict[Code, tuple[str, str]] = {
         "Write exactly the declared bytes; nothing was applied.",
     ),
     Code.NONFINITE: (
-        "The push holds NaN or infinity.",
+        "The push holds NaN or infinity, in a table or in a row.",
         "Look for an overflow in the program; nothing of the push was applied.",
     ),
     Code.TIMEOUT: (
         "The answer did not come within `t=`.",
-        "The push was taken and is answered late: do not resend, `pull`.",
+        "A push was accepted and is carried out later: do not send it again, `pull`.",
     ),
-    Code.AGAIN: ("The agent has too much to do just now.", "Wait a moment and ring again with the same line."),
+    Code.AGAIN: (
+        "There is no room for the request just now; nothing was done.",
+        "Wait a moment and ring again with the same line.",
+    ),
     Code.NOSERVER: (
         "A server that holds part of the model is gone or out of reach.",
         "See `plugml status`; the text names the server.",
@@ -66,7 +69,10 @@ MEANINGS: dict[Code, tuple[str, str]] = {
         "End the program; run it again from the last checkpoint.",
     ),
     Code.NOSPC: ("The in-memory file system is full.", "Free space in the channel root or make it larger."),
-    Code.COLLIDE: ("Two string keys have the same hash.", "Rename one of the two keys that the text names."),
+    Code.COLLIDE: (
+        "Two string keys have the same hash; nothing was applied.",
+        "Rename one of the two keys that the text names.",
+    ),
     Code.STOP: ("The job's stop rule has fired.", "End the training loop normally."),
     Code.INTERNAL: ("plugml itself failed.", "Please report the text with the log of the agent."),
     Code.FENCED: (
