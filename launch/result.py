@@ -1,6 +1,6 @@
 """The result's place: claimed before the start, filled at the end, never left half under a final name.
 
-    <dir>/result.json  tables.npz  <table>.bin  logs/w0.log ...  w0/ ... (what the programs write)
+    <dir>/result.json  the tables in each format that was asked for  logs/w0.log ...  w0/ ... (what the programs write)
     <dir>/.lock        flock held while a run uses the place
     <dir>/.saving-*    files before they are renamed; result.json is renamed last and holds the sum of each file
 """
@@ -14,20 +14,25 @@ import os
 import shutil
 import stat
 import tempfile
-import zipfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..core.errors import UsageError, WorldError
+from ..core.errors import UsageError
 from ..core.table import TableSpec
+from .export import DEFAULT, Values, file_names
+from .export_files import values_of, write_formats
 from .plan import NAMES_MAX, RunPlan
 
 LOGS = "logs"
+DOCUMENT = "result.json"
 _CHUNK_BYTES = 1 << 22
+_DOCUMENT_BYTES_MAX = 1 << 26
+_SUFFIXES = (".bin", ".idx", ".keys", ".npz", ".safetensors", ".csv")
 
 
 class Place:
@@ -131,51 +136,77 @@ def _not_writable(directory: Path, error: OSError) -> UsageError:
     return UsageError(f"the result cannot be written to {directory}: {error.strerror}; choose another place with --result DIR")
 
 
-def publish(tables: tuple[TableSpec, ...], scratch: Path, directory: Path, document: dict[str, Any]) -> tuple[str, ...]:
-    """Check the agent's raw files, add `tables.npz` and `result.json`, and rename all of it to its final names.
+def publish(
+    tables: tuple[TableSpec, ...], scratch: Path, directory: Path, document: dict[str, Any], formats: Sequence[str] = DEFAULT
+) -> tuple[str, ...]:
+    """Check the agent's raw files, write every format and `result.json`, and rename all of it to its final names.
 
     Raises `WorldError` or `OSError`; the final names are then as they were.
     """
-    described = []
-    arrays: dict[str, np.ndarray[Any, Any]] = {}
-    for table in tables:
-        path = scratch / f"{table.name}.bin"
-        size = path.stat().st_size
-        if size != table.nbytes:
-            raise WorldError(f"{path.name} has {size} bytes, the table {table.nbytes}")
-        flat = np.memmap(path, dtype=table.numpy_dtype, mode="r")
-        arrays[table.name] = flat.reshape(table.shape, order="F" if table.order == "F" else "C")
-        described.append({
-            "name": table.name, "file": path.name, "shape": list(table.shape), "dtype": table.dtype, "order": table.order,
-            "bytes": size, **_inspected(path, table),
-        })  # fmt: skip
-    with zipfile.ZipFile(scratch / "tables.npz", "w", zipfile.ZIP_STORED) as file:  # np.savez takes no table called "file"
-        for name, array in arrays.items():
-            with file.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array, allow_pickle=False)
-    names = [f"{table.name}.bin" for table in tables] + ["tables.npz", "result.json"]
-    whole = {**document, "tables": described, "result": str(directory), "files": names}
-    (scratch / "result.json").write_text(json.dumps(whole, indent=1) + "\n")
-    mode = stat.S_IMODE((scratch / "result.json").stat().st_mode)
+    values = [values_of(table, scratch) for table in tables]
+    described = [_described(one, scratch) for one in values]
+    write_formats(values, scratch, formats)
+    names = file_names(tables, formats)
+    files = {name: {"bytes": (scratch / name).stat().st_size, "crc32": _sum(scratch / name)} for name in names}
+    for entry in described:
+        first = f"{entry['name']}.bin"
+        if first in files:
+            entry.update(file=first, **files[first])
+    names.append(DOCUMENT)
+    whole = {**document, "tables": described, "result": str(directory), "files": names, "sums": files}
+    (scratch / DOCUMENT).write_text(json.dumps(whole, indent=1) + "\n")
+    mode = stat.S_IMODE((scratch / DOCUMENT).stat().st_mode)
     for name in names:
         os.chmod(scratch / name, mode)  # the agent wrote the tables by the umask of whoever started the cluster
         _sync(scratch / name)
 
+    surplus = _files_before(directory) - set(names)
     for name in names:
         os.replace(scratch / name, directory / name)
+    for name in surplus:  # of an earlier result in other formats: two models in one place would pass for one
+        (directory / name).unlink(missing_ok=True)
     _sync(directory)
-    os.rmdir(scratch)
+    shutil.rmtree(scratch)
     return tuple(names)
 
 
-def _inspected(path: Path, table: TableSpec) -> dict[str, Any]:
-    """Sum of the bytes, and whether every number is finite."""
-    value, finite = 0, True
+def _described(values: Values, scratch: Path) -> dict[str, Any]:
+    """A table for result.json: what its files hold, and whether every number is finite."""
+    table = values.table
+    entry: dict[str, Any] = {
+        "name": table.name, "kind": table.kind, "shape": list(values.array.shape), "dtype": table.dtype, "order": table.order,
+    }  # fmt: skip
+    if table.kind == "sparse":
+        entry.update(rows=len(values.array), width=table.width, index=table.index_name)
+    return {**entry, "finite": _is_finite(scratch / f"{table.name}.bin", table)}
+
+
+def _is_finite(path: Path, table: TableSpec) -> bool:
+    if table.dtype == "i64":
+        return True
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):  # a multiple of every number's size
+            if not np.isfinite(np.frombuffer(chunk, table.numpy_dtype)).all():
+                return False
+    return True
+
+
+def _sum(path: Path) -> int:
+    value = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
             value = zlib.crc32(chunk, value)
-            finite = finite and bool(np.isfinite(np.frombuffer(chunk, table.numpy_dtype)).all())
-    return {"crc32": value, "finite": finite}
+    return value
+
+
+def _files_before(directory: Path) -> set[str]:
+    """Files of values that an earlier result in this place says it has."""
+    try:
+        with (directory / DOCUMENT).open("rb") as file:
+            listed = json.loads(file.read(_DOCUMENT_BYTES_MAX))["files"]
+        return {name for name in listed if "/" not in name and name.endswith(_SUFFIXES)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return set()  # none, or none of ours
 
 
 def _sync(path: Path) -> None:
