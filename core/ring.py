@@ -76,10 +76,12 @@ class Ring:
                 met.add(owner)
                 yield owner
 
-    def place(self, weights: Mapping[int, int], copies: int = 1) -> tuple[Placement, str]:
+    def place(self, weights: Mapping[int, int], copies: int = 1, before: Mapping[int, Share] | None = None) -> tuple[Placement, str]:
         """Servers for every range in `weights` (bytes; each range counts at least 1), and why it is so.
 
         With fewer hosts than copies, copies share a host; with fewer servers than copies, there are fewer copies.
+        With the placement `before`, a copy stays where it is as long as that server has room, unless a newcomer stands
+        before it on the ring: without it, each range that moves takes another one's room, and so on round the ring.
         """
         assert self.members and copies >= 1
         kept = min(copies, len(self.members))
@@ -88,27 +90,32 @@ class Ring:
         bound = -(-total * LOAD_PERCENT // (100 * len(self.members)))
         loads = dict.fromkeys(self.members, 0)
 
+        old = before or {}
+        known = {server for share in old.values() for server in share.servers}
+        stay = {number: [server for server in old[number].servers if server in self.members] for number in weights if number in old}
         placement: Placement = {}
-        for number in sorted(weights, key=lambda item: (-weights[item], item)):
-            placement[number] = self._share(number, max(1, weights[number]), kept, hosts >= kept, bound, loads)
+        for number in sorted(weights, key=lambda item: (-weights[item], not stay.get(item), item)):
+            walk = ring = list(self.walk(number))
+            if stay.get(number):
+                last = max(map(ring.index, stay[number]))
+                first = [server for at, server in enumerate(ring) if server in stay[number] or (at < last and server not in known)]
+                walk = [*first, *(server for server in ring if server not in first)]
+            chosen = self._choose(walk, max(1, weights[number]), kept, hosts >= kept, bound, loads)
+            placement[number] = Share(chosen, ring.index(chosen[0]))
         return dict(sorted(placement.items())), self._reason(placement, loads, copies, hosts)
 
-    def _share(self, number: int, weight: int, copies: int, apart: bool, bound: int, loads: dict[str, int]) -> Share:
-        """Choose the copies of one range and book its bytes."""
+    def _choose(self, walk: list[str], weight: int, copies: int, apart: bool, bound: int, loads: dict[str, int]) -> tuple[str, ...]:
+        """The servers of one range, the first of `walk` that may have it; books its bytes."""
         chosen: list[str] = []
-        passed = 0
         for _ in range(copies):
             taken = {self.members[server].host for server in chosen} if apart else set()
             allowed = {name for name, member in self.members.items() if name not in chosen and member.host not in taken}
             # Where nobody has room (a range heavier than the mean), the emptiest takes it: never worse than mean + weight.
             limit = max(bound, min(loads[server] for server in allowed) + weight)
-            candidates = (server for server in self.walk(number) if server in allowed)
-            position, server = next(at for at in enumerate(candidates) if loads[at[1]] + weight <= limit)
-            if not chosen:
-                passed = position
+            server = next(server for server in walk if server in allowed and loads[server] + weight <= limit)
             chosen.append(server)
             loads[server] += weight
-        return Share(tuple(chosen), passed)
+        return tuple(chosen)
 
     def _reason(self, placement: Placement, loads: dict[str, int], copies: int, hosts: int) -> str:
         count = len(self.members)

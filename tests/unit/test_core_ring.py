@@ -88,6 +88,30 @@ def test_a_join_moves_about_the_share_of_the_newcomer(count: int, copies: int) -
     assert all(move.source in before[move.range].servers for move in moved)
 
 
+@pytest.mark.parametrize("copies", [1, 2])
+@pytest.mark.parametrize("count", [4, 8, 16, 24, 32, 48, 64])
+def test_what_has_a_place_keeps_it_when_others_come_or_go(count: int, copies: int) -> None:
+    """Without the placement before, a join of the 33rd of 64 servers moves three times its share."""
+    before, _ = Ring(members(count), RANGES, POINTS).place(even(), copies)
+    after, _ = Ring(members(count + 1), RANGES, POINTS).place(even(), copies, before)
+    ideal = RANGES * copies / (count + 1)
+    assert len(moves(before, after)) <= max(1.25 * ideal, ideal + 4)
+    assert max(loads(after, even(weight=1), members(count + 1)).values()) <= ideal * 1.1 + 1
+    assert sum(move.target == f"s{count}" for move in moves(before, after)) >= 0.75 * ideal
+    left, _ = Ring(members(count)[:-1], RANGES, POINTS).place(even(), copies, before)
+    gone = sum(f"s{count - 1}" in share.servers for share in before.values())
+    assert gone <= len(moves(before, left)) <= (1.25 * gone if copies == 1 else 4 * gone)
+
+
+@settings(max_examples=100, deadline=None)
+@given(case=rings())
+def test_nothing_moves_when_nobody_comes_or_goes(case: tuple[list[Member], int, dict[int, int], int]) -> None:
+    servers, ranges, weights, copies = case
+    ring = Ring(servers, ranges, 8)
+    placement, reason = ring.place(weights, copies)
+    assert ring.place(weights, copies, placement) == (placement, reason)
+
+
 def test_the_places_of_a_server_are_those_of_its_id_for_ever() -> None:
     """Test vectors: placement must not change between versions."""
     assert points_of("s0", 2) == [points_of("s0", 64)[0], points_of("s0", 64)[1]]
