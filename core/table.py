@@ -26,6 +26,7 @@ from .kinds import INDEXES as INDEXES
 from .kinds import INIT_SETTINGS as INIT_SETTINGS
 from .kinds import INITS as INITS
 from .kinds import OPTIMIZERS as OPTIMIZERS
+from .kinds import STATE_ARRAYS as STATE_ARRAYS
 from .kinds import STORAGES as STORAGES
 from .kinds import WHOLE_OPTIMIZERS as WHOLE_OPTIMIZERS
 from .limits import CACHE_LINE_BYTES, MIB
@@ -189,6 +190,8 @@ class TableSpec:
                 raise UsageError(f"{where}: {key} = {value}; from 0 to below 1")
             if key == "eps" and not value > 0.0:
                 raise UsageError(f"{where}: eps = {value}; above 0")
+            if key == "eps" and self.storage_name != "f64" and np.float32(value) == 0:
+                raise UsageError(f"{where}: eps = {value} is 0 in single precision; at least 1e-45, or use dtype f64")
             if key == "weight_decay" and value < 0.0:
                 raise UsageError(f"{where}: weight_decay = {value}; from 0 on")
 
@@ -248,6 +251,12 @@ class TableSpec:
     def stored_bytes(self) -> int:
         """Of a dense table's values on the servers."""
         return self.count * self.storage_dtype.itemsize
+
+    @property
+    def held_itemsize(self) -> int:
+        """Bytes of one element on the servers, its optimizer's state (never in half precision) with it."""
+        itemsize = self.storage_dtype.itemsize
+        return itemsize + STATE_ARRAYS.get(self.optimizer, 0) * max(4, itemsize)
 
     # -- sparse tables
 

@@ -29,8 +29,8 @@ def advance(
     False if a number is not finite: `out` and `slots_out` are void then.  `old` and `slots_old` are only read unless they
     are also written to.  An entry with the share 0 (nobody weighs anything) is no step: all stays, and it is not to be counted.
     """
-    made = kernel.factors(scalars, np.array([step_number]))
-    factors = tuple(scratch.work.type(factor[0]) for factor in made)
+    made = kernel.factors(scalars, np.array([step_number])) if kernel.counts else ()
+    factors = tuple([scratch.work.type(factor[0]) for factor in made])
     numbers = _numbers(scalars, scratch)
     with np.errstate(all="ignore"):
         for start in range(0, old.size, CHUNK):
@@ -64,7 +64,7 @@ def advance_rows(
     with np.errstate(all="ignore"):
         for row in range(0, rows, together):
             last = min(row + together, rows)
-            factors = tuple(np.repeat(factor[row:last], width) if last - row > 1 else factor[row] for factor in made)
+            factors = tuple([np.repeat(factor[row:last], width) if last - row > 1 else factor[row] for factor in made])
             for start in range(row * width, last * width, CHUNK):
                 stop = min(start + CHUNK, last * width)
                 new = update[start:stop]

@@ -2,12 +2,16 @@
 
 Hinton, Tieleman 2012 (Coursera, Neural Networks for Machine Learning, lecture 6e), a from 0, eps outside the root.  The
 share of an entry scales the step; a moves with the whole push.
+
+Kept is s = a / (1 - beta), which saves a multiplication of each element: s = beta s + g x g, and with c = sqrt(1 - beta)
+w -= lr / c x g / (sqrt(s) + eps / c).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,25 +28,20 @@ class RmsProp(NamedTuple):
 
     def scalars(self, table: TableSpec, share: float, lr_factor: float) -> tuple[float, ...]:
         beta = table.setting("beta")
-        return (share, table.setting("lr") * lr_factor * share, beta, 1.0 - beta, table.setting("eps"))
+        c = math.sqrt(1.0 - beta)
+        return (share, table.setting("lr") * lr_factor * share / c, beta, table.setting("eps") / c)
 
     def factors(self, scalars: Sequence[float], steps: Array) -> tuple[Array, ...]:
         return ()
 
     def step(self, work: Work, scalars: Numbers, factors: Numbers, scratch: Scratch) -> bool:
-        _, rate, beta, rest, eps = scalars
+        _, rate, beta, eps = scalars
         part, squares = scratch.part[: work.old.size], work.slots_out[0]
-        mean_square(work.update, work.slots[0], beta, rest, squares, part)
+        np.multiply(work.update, work.update, out=part)
+        np.multiply(work.slots[0], beta, out=squares)
+        np.add(squares, part, out=squares)
         root_step(work, squares, rate, eps, part)
         return True
-
-
-def mean_square(update: Array, before: Array, beta: Any, rest: Any, out: Array, part: Array) -> None:
-    """out = beta x before + (rest x g) x g: in this order a large g overflows as late as it can."""
-    np.multiply(update, rest, out=part)
-    np.multiply(part, update, out=part)
-    np.multiply(before, beta, out=out)
-    np.add(out, part, out=out)
 
 
 RMSPROP = RmsProp()
