@@ -14,6 +14,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <locale.h>
+#include <poll.h>
+#include <semaphore.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,13 +29,25 @@
 #define O_CLOEXEC 0
 #endif
 
-enum { REQ, REP, CMD, GRAD, PARAM, CTL, ERR, INFO, FILES };
+/* Older C libraries have semaphores in another library (-pthread).  Only jobs with bell=sem need them: told where one comes. */
+#ifdef __GNUC__
+#pragma weak sem_open
+#pragma weak sem_close
+#pragma weak sem_trywait
+#pragma weak sem_timedwait
+#define HAVE_SEMAPHORES (sem_open && sem_timedwait)
+#else
+#define HAVE_SEMAPHORES 1
+#endif
 
-static const char *const FILE_NAMES[FILES] = {"req", "rep", "cmd", "grad", "param", "ctl", "err", "info"};
+enum { REQ, REP, CMD, GRAD, PARAM, GIDX, WANT, GKEY, WKEY, DATA, REPLY, CTL, ERR, INFO, FILES };
+
+static const char *const FILE_NAMES[FILES] = {"req", "rep", "cmd", "grad", "param", "gidx", "want", "gkey", "wkey", "data", "reply", "ctl", "err", "info"};
 
 /* req is opened for both directions, so that a ring never blocks and never raises SIGPIPE.  rep is opened for reading
  * only: when the last writer has gone, its end of file tells us. */
-static const int FILE_FLAGS[FILES] = {O_RDWR, O_RDONLY, O_WRONLY, O_RDWR, O_RDWR, O_RDONLY, O_RDONLY, O_RDONLY};
+static const int FILE_FLAGS[FILES] = {O_RDWR,   O_RDONLY, O_WRONLY, O_RDWR,   O_RDWR,   O_WRONLY, O_WRONLY,
+                                      O_WRONLY, O_WRONLY, O_RDONLY, O_RDONLY, O_RDONLY, O_RDONLY, O_RDONLY};
 
 /* A file that we hold open.  A program may close descriptors that it does not know (daemons do), and the number may then
  * belong to another file: device and inode tell whether it is still ours. */
@@ -43,12 +57,25 @@ struct held {
     ino_t inode;
 };
 
+/* What the next request says of one sparse table.  The arrays are the caller's. */
+struct section {
+    int table;
+    int pushes, wants; /* plugml_rows and plugml_want were called */
+    size_t k, want;
+    const void *rows, *g, *wanted;
+    void *w;
+};
+
 struct plugml {
     char *dir;
     pid_t owner;
     struct held files[FILES];
     plugml_table *tables;
     int table_count;
+    struct section *sections;
+    int section_count;
+    int mistake;           /* code of a refused plugml_rows or plugml_want: the request that they belong to is refused, too */
+    int put;               /* plugml_put was called since the last request */
     uint64_t nbytes;       /* of all dense tables, as they lie in grad and param */
     uint64_t elements;
     uint64_t seq;          /* of the last request that was answered */
@@ -56,6 +83,11 @@ struct plugml {
     long lag;
     uint64_t version;
     double weight;
+    long timeout;          /* milliseconds; 0 = for ever */
+    char *pieces;          /* what `data` held at the last next */
+    long piece, turn;
+    char bell[8];
+    sem_t *semaphore;      /* NULL: bell=fifo */
     int worker, workers;
     char *mapped[FILES];   /* only grad and param */
     int code;
@@ -77,6 +109,13 @@ static const struct {
 };
 
 enum { CODE_COUNT = sizeof CODES / sizeof *CODES };
+
+enum {
+#define ROW(number, word, meaning) STATE_##word = number,
+    PLUGML_STATES(ROW)
+#undef ROW
+    STATES
+};
 
 /* ---- errors ------------------------------------------------------------------------------------------------------ */
 
@@ -291,15 +330,19 @@ static size_t size_of_dtype(const char *dtype)
     return !strcmp(dtype, "f32") ? 4 : !strcmp(dtype, "f64") || !strcmp(dtype, "i64") ? 8 : 0;
 }
 
-/* One `table=` line of info.  Sparse tables are not ours to serve: they have no place in grad and param. */
+static size_t size_of_index(const char *index) { return !strcmp(index, "u32") ? 4 : !strcmp(index, "u64") ? 8 : 0; }
+
+/* One `table=` line of info. */
 static int read_table(plugml *p, const char *line)
 {
     plugml_table *more, *table;
     char kind[16], order[4];
     const char *shape;
+    int sparse;
 
-    if (!copy_word(kind, sizeof kind, value_of(line, "kind")) || strcmp(kind, "dense"))
+    if (!copy_word(kind, sizeof kind, value_of(line, "kind")) || (strcmp(kind, "dense") && strcmp(kind, "sparse")))
         return 1;
+    sparse = !strcmp(kind, "sparse");
     more = (plugml_table *)realloc(p->tables, (size_t)(p->table_count + 1) * sizeof *more);
     if (!more)
         return 0;
@@ -310,7 +353,12 @@ static int read_table(plugml *p, const char *line)
         !copy_word(table->dtype, sizeof table->dtype, value_of(line, "dtype")) || !size_of_dtype(table->dtype) ||
         !number_of(line, "offset", &table->offset) || !number_of(line, "count", &table->count))
         return 0;
+    if (sparse && (!copy_word(table->index, sizeof table->index, value_of(line, "index")) || !number_of(line, "width", &table->width) ||
+                   !table->width || !number_of(line, "batch", &table->batch)))
+        return 0;
     table->order = order[0];
+    if (sparse)
+        table->count = table->offset = 0;
     table->nbytes = table->count * size_of_dtype(table->dtype);
     shape = value_of(line, "shape");
     while (shape && *shape >= '0' && *shape <= '9' && table->dimensions < 8) {
@@ -326,11 +374,22 @@ static int read_table(plugml *p, const char *line)
     return 1;
 }
 
+static int open_semaphore(plugml *p, const char *name)
+{
+    if (!HAVE_SEMAPHORES)
+        return fail(p, PLUGML_VERSION, "this job wakes its programs by a semaphore (bell=sem), which this program was linked without: link with -pthread");
+    p->semaphore = sem_open(name, 0);
+    if (p->semaphore != SEM_FAILED)
+        return 0;
+    p->semaphore = NULL;
+    return fail(p, errno == ENOENT ? PLUGML_GONE : PLUGML_PERM, "cannot open the semaphore %s: %s", name, strerror(errno));
+}
+
 static int read_info(plugml *p)
 {
     struct stat found;
     uint64_t version = 0, worker = 0, workers = 1;
-    char *text, *line, *end;
+    char *text, *line, *end, semaphore[256] = "";
     long got;
     int fd = file(p, INFO), complete = 1;
 
@@ -353,6 +412,8 @@ static int read_info(plugml *p)
         number_of(line, "version", &version);
         number_of(line, "worker", &worker);
         number_of(line, "workers", &workers);
+        copy_word(p->bell, sizeof p->bell, value_of(line, "bell"));
+        copy_word(semaphore, sizeof semaphore, value_of(line, "sem"));
     }
     free(text);
     if (version != PLUGML_PROTOCOL_VERSION)
@@ -362,7 +423,7 @@ static int read_info(plugml *p)
         return fail(p, PLUGML_FORMAT, "info holds a table that cannot be read");
     p->worker = (int)worker;
     p->workers = (int)workers;
-    return 0;
+    return strcmp(p->bell, "sem") ? 0 : open_semaphore(p, semaphore);
 }
 
 /* CRC-32 as zlib counts it.  128 bytes once: a table would be longer than the time it saves. */
@@ -404,7 +465,8 @@ static int check_page(plugml *p)
 
 struct reply {
     int ok, code, stop;
-    uint64_t seq, clock, done, version, lag;
+    uint64_t seq, clock, done, version, n;
+    long lag; /* -1: not said */
 };
 
 /* Read 64 bytes of text.  Unknown keys are passed over: a later agent may say more. */
@@ -412,7 +474,7 @@ static int read_reply(char *record, struct reply *reply)
 {
     const char *code;
     char *end;
-    uint64_t stop = 0;
+    uint64_t stop = 0, lag;
 
     memset(reply, 0, sizeof *reply);
     if (record[PLUGML_RECORD_BYTES - 1] != '\n')
@@ -431,12 +493,63 @@ static int read_reply(char *record, struct reply *reply)
         return 0;
     number_of(end, "done", &reply->done);
     number_of(end, "v", &reply->version);
-    number_of(end, "lag", &reply->lag);
+    number_of(end, "n", &reply->n);
+    reply->lag = number_of(end, "lag", &lag) ? (long)lag : -1;
     number_of(end, "stop", &stop);
     reply->stop = stop == 1;
     code = value_of(end, "code");
     reply->code = code ? code_of_name(code, strcspn(code, " ")) : reply->ok ? PLUGML_OK : PLUGML_INTERNAL;
     return 1;
+}
+
+/* Nobody is left who answers: no writer holds `rep` (agent and launcher are dead), or the agent has closed the channel. */
+static int is_over(plugml *p)
+{
+    struct pollfd rep = {file(p, REP), 0, 0};
+    uint32_t state = 0;
+
+    if (rep.fd < 0 || (poll(&rep, 1, 0) > 0 && rep.revents & POLLHUP))
+        return 1;
+    return read_all(p, CTL, &state, sizeof state, PLUGML_AT_STATE) || state == STATE_CLOSED || state == STATE_BROKEN;
+}
+
+/* Is it the reply to `seq` that lies in the file?  0 or 1, or minus a code. */
+static int look_into_reply(plugml *p, uint64_t seq, struct reply *reply)
+{
+    char record[PLUGML_RECORD_BYTES], again[PLUGML_RECORD_BYTES];
+    int outcome;
+
+    do
+        if ((outcome = read_all(p, REPLY, record, sizeof record, 0)) != 0 || (outcome = read_all(p, REPLY, again, sizeof again, 0)) != 0)
+            return outcome;
+    while (memcmp(record, again, sizeof record));
+    return read_reply(record, reply) && (reply->seq == seq || reply->code == PLUGML_GONE);
+}
+
+/* bell=sem: the reply lies in a file, and a post says so.  Posts for earlier replies do no harm: the file still has another seq. */
+static int wait_semaphore(plugml *p, uint64_t seq, struct reply *reply)
+{
+    for (;;) {
+        struct timespec until;
+        int outcome, over;
+
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_sec += 1; /* Only to look whether anybody is left who could post. */
+        outcome = sem_timedwait(p->semaphore, &until);
+        if (outcome && errno == EINTR)
+            continue;
+        if (outcome && errno != ETIMEDOUT)
+            return fail(p, PLUGML_PERM, "cannot wait for the semaphore: %s", strerror(errno));
+        if (outcome && !is_over(p))
+            continue;
+        if ((outcome = look_into_reply(p, seq, reply)) != 0)
+            return outcome < 0 ? outcome : 0;
+        over = is_over(p);
+        if (over && (outcome = look_into_reply(p, seq, reply)) != 0) /* It may have come between the two looks. */
+            return outcome < 0 ? outcome : 0;
+        if (over)
+            return fail(p, PLUGML_GONE, "agent and launcher are gone; whether the last request was carried out is unknown; run the program again");
+    }
 }
 
 /* Sleep until the agent has answered `seq`.  Older replies come again after an agent was restarted: they are passed over.
@@ -446,6 +559,8 @@ static int wait_reply(plugml *p, uint64_t seq, struct reply *reply)
     char record[PLUGML_RECORD_BYTES];
     size_t got = 0;
 
+    if (p->semaphore)
+        return wait_semaphore(p, seq, reply);
     for (;;) {
         int fd = file(p, REP);
         ssize_t done;
@@ -477,7 +592,7 @@ static int ask(plugml *p, const char *line, uint64_t seq, struct reply *reply)
 {
     struct timespec pause = {0, 10 * 1000 * 1000};
 
-    for (int tries = 1;; tries++) {
+    for (int tries = 1;; tries++) { /* AGAIN: 60 times, with pauses that grow from 10 ms to a second. */
         int outcome = write_all(p, CMD, line, strlen(line), 0);
         int fd;
 
@@ -492,8 +607,12 @@ static int ask(plugml *p, const char *line, uint64_t seq, struct reply *reply)
         if (outcome || reply->code != PLUGML_AGAIN || tries == 60)
             return outcome;
         nanosleep(&pause, NULL);
+        if (pause.tv_sec)
+            continue;
         if (pause.tv_nsec < 500 * 1000 * 1000)
             pause.tv_nsec *= 2;
+        else
+            pause.tv_sec = 1, pause.tv_nsec = 0;
     }
 }
 
@@ -525,6 +644,8 @@ static int discard_replies(plugml *p)
     while (read(fd, rest, sizeof rest) > 0)
         ;
     fcntl(fd, F_SETFL, O_RDONLY);
+    while (p->semaphore && !sem_trywait(p->semaphore))
+        ;
     return 0;
 }
 
@@ -571,64 +692,367 @@ static int ready(plugml *p)
     return 1;
 }
 
-/* What follows verb, seq and clock in the line of a push; writes `g` first. */
-#define WEIGHT_MAX 9007199254740992.0 /* 2^53 */
+/* ---- rows of sparse tables --------------------------------------------------------------------------------------- */
 
-static int prepare_push(plugml *p, const void *g, double weight, char *words, size_t room)
+static uint64_t up(uint64_t number, uint64_t step) { return (number + step - 1) / step * step; }
+
+static int is_string(const plugml_table *table) { return !strcmp(table->index, "str"); }
+
+static size_t row_bytes(const plugml_table *table) { return (size_t)table->width * size_of_dtype(table->dtype); }
+
+/* Where the rows begin in grad and param: behind the dense tables, if those take part. */
+static uint64_t rows_start(const plugml *p, int dense) { return dense ? up(p->nbytes, 64) : 0; }
+
+/* The string keys of all sections, one a line; nothing may lie behind them. */
+static int write_keys(plugml *p, int which)
 {
-    char shown[48];
+    size_t length = 0, at = 0;
+    char *text = NULL;
+    int outcome, strings = 0;
 
-    if (!(weight > 0) || weight > WEIGHT_MAX)
-        return fail(p, PLUGML_RANGE, "weight %g: a weight is above 0 and at most 2^53; nothing was pushed", weight);
-    format_weight(shown, sizeof shown, weight);
-    snprintf(words, room, " n=%llu w=%s", (unsigned long long)p->elements, shown);
-    return g && g != p->mapped[GRAD] ? write_all(p, GRAD, g, (size_t)p->nbytes, 0) : 0;
+    for (int fill = 0; fill < 2; fill++) {
+        for (int i = 0; i < p->section_count; i++) {
+            const struct section *section = &p->sections[i];
+            const char *const *keys = (const char *const *)(which == GKEY ? section->rows : section->wanted);
+            size_t count = which == GKEY ? section->k : section->want;
+
+            if (!is_string(&p->tables[section->table]))
+                continue;
+            strings = 1;
+            for (size_t key = 0; key < count; key++) {
+                size_t bytes = strlen(keys[key]);
+
+                if (!fill && memchr(keys[key], '\n', bytes)) {
+                    return fail(p, PLUGML_FORMAT, "key %lu of table %s holds a newline, which ends a key; nothing was applied",
+                                (unsigned long)key + 1, p->tables[section->table].name);
+                } else if (fill) {
+                    memcpy(text + at, keys[key], bytes);
+                    text[at + bytes] = '\n';
+                    at += bytes + 1;
+                } else {
+                    length += bytes + 1;
+                }
+            }
+        }
+        if (!strings)
+            return 0;
+        if (!fill && !(text = (char *)malloc(length + 1)))
+            return fail(p, PLUGML_NOSPC, "no memory for %lu bytes of keys", (unsigned long)length);
+    }
+    outcome = write_all(p, which, text, length, 0);
+    free(text);
+    if (!outcome && (file(p, which) < 0 || ftruncate(file(p, which), (off_t)length)))
+        return fail(p, PLUGML_PERM, "cannot cut %s: %s", FILE_NAMES[which], strerror(errno));
+    return outcome;
 }
 
-/* One request: pushes `g` if `pushing`, fills `w` if `pulling`.  See plugml.h for the return value. */
-static int request(plugml *p, const char *verb, int pushing, const void *g, int pulling, void *w, double weight)
+/* The rows that are pushed: their numbers or keys, and what is pushed to them. */
+static int write_rows(plugml *p, int dense)
 {
-    char line[160], words[96] = "";
-    struct reply reply;
+    uint64_t at = rows_start(p, dense), index_at = 0;
+    int outcome;
+
+    for (int i = 0; i < p->section_count; i++) {
+        const struct section *section = &p->sections[i];
+        const plugml_table *table = &p->tables[section->table];
+        size_t numbers = section->k * row_bytes(table), index = section->k * size_of_index(table->index);
+
+        if (numbers && (outcome = write_all(p, GRAD, section->g, numbers, at)) != 0)
+            return outcome;
+        if (index && (outcome = write_all(p, GIDX, section->rows, index, index_at)) != 0)
+            return outcome;
+        at = up(at + numbers, 8);
+        index_at = up(index_at + index, 8);
+    }
+    return write_keys(p, GKEY);
+}
+
+/* The numbers or keys of the rows that are wanted. */
+static int write_wanted(plugml *p)
+{
+    uint64_t at = 0;
+    int outcome;
+
+    for (int i = 0; i < p->section_count; i++) {
+        const struct section *section = &p->sections[i];
+        size_t index = section->want * size_of_index(p->tables[section->table].index);
+
+        if (index && (outcome = write_all(p, WANT, section->wanted, index, at)) != 0)
+            return outcome;
+        at = up(at + index, 8);
+    }
+    return write_keys(p, WKEY);
+}
+
+static int read_wanted(plugml *p, int dense)
+{
+    uint64_t at = rows_start(p, dense);
+    int outcome;
+
+    for (int i = 0; i < p->section_count; i++) {
+        const struct section *section = &p->sections[i];
+        size_t numbers = section->want * row_bytes(&p->tables[section->table]);
+
+        if (numbers && (outcome = read_all(p, PARAM, section->w, numbers, at)) != 0)
+            return outcome;
+        at = up(at + numbers, 8);
+    }
+    return 0;
+}
+
+/* Refuse the rows, and with them the request that they belong to. */
+static int refuse_rows(plugml *p, int outcome)
+{
+    p->mistake = -outcome;
+    return outcome;
+}
+
+/* The section of a table for `k` rows, or NULL with the error told. */
+static struct section *section_of(plugml *p, const char *name, size_t k)
+{
+    const plugml_table *table = plugml_table_named(p, name);
+    struct section *more;
+
+    if (!table || !table->width || !name) {
+        fail(p, PLUGML_RANGE, "the job has no sparse table %s: see the table= lines of %s/info", name ? name : "without a name", p->dir);
+        return NULL;
+    }
+    if (k > table->batch) {
+        fail(p, PLUGML_RANGE, "%lu rows of table %s: one request takes at most %lu (the table's batch=)", (unsigned long)k, name,
+             (unsigned long)table->batch);
+        return NULL;
+    }
+    for (int i = 0; i < p->section_count; i++)
+        if (&p->tables[p->sections[i].table] == table)
+            return &p->sections[i];
+    more = (struct section *)realloc(p->sections, (size_t)(p->section_count + 1) * sizeof *more);
+    if (!more) {
+        fail(p, PLUGML_NOSPC, "no memory for a request");
+        return NULL;
+    }
+    p->sections = more;
+    memset(&more[p->section_count], 0, sizeof *more);
+    more[p->section_count].table = (int)(table - p->tables);
+    return &more[p->section_count++];
+}
+
+int plugml_rows(plugml *p, const char *table, size_t k, const void *rows, const void *g)
+{
+    struct section *section;
     int outcome = ready(p);
 
     if (outcome <= 0)
         return outcome;
+    if (!(section = section_of(p, table, k)))
+        return refuse_rows(p, -p->code);
+    if (section->pushes++)
+        return refuse_rows(p, fail(p, PLUGML_FORMAT, "table %s has its rows for this request already: give all of them in one call", table));
+    section->k = k;
+    section->rows = rows;
+    section->g = g;
+    return 1;
+}
+
+int plugml_want(plugml *p, const char *table, size_t k, const void *rows, void *w)
+{
+    struct section *section;
+    int outcome = ready(p);
+
+    if (outcome <= 0)
+        return outcome;
+    if (!(section = section_of(p, table, k)))
+        return refuse_rows(p, -p->code);
+    if (section->wants++)
+        return refuse_rows(p, fail(p, PLUGML_FORMAT, "rows of table %s are wanted by this request already: name all of them in one call", table));
+    section->want = k;
+    section->wanted = rows;
+    section->w = w;
+    return 1;
+}
+
+int plugml_expect_rows(plugml *p, const char *table, const char *index, const char *dtype, uint64_t width)
+{
+    const plugml_table *found;
+    int outcome = ready(p);
+
+    if (outcome <= 0)
+        return outcome;
+    found = table ? plugml_table_named(p, table) : NULL;
+    if (found && found->width == width && !strcmp(found->index, index) && !strcmp(found->dtype, dtype))
+        return 1;
+    p->fatal = 1;
+    if (!found || !found->width)
+        return fail(p, PLUGML_SIZE, "the job has no sparse table %s: declare --table %s=sparse:%s,width=%lu,index=%s", table ? table : "?",
+                    table ? table : "NAME", dtype, (unsigned long)width, index);
+    return fail(p, PLUGML_SIZE, "table %s has index %s, dtype %s and width %lu, the program has %s, %s and %lu: make them agree", table,
+                found->index, found->dtype, (unsigned long)found->width, index, dtype, (unsigned long)width);
+}
+
+/* ---- requests ---------------------------------------------------------------------------------------------------- */
+
+#define WEIGHT_MAX 9007199254740992.0 /* 2^53 */
+
+static int is_in_time(const char *verb) /* May it have t=? */
+{
+    return !strcmp(verb, "step") || !strcmp(verb, "push") || !strcmp(verb, "pull") || !strcmp(verb, "pushpull") || !strcmp(verb, "clock");
+}
+
+/* The data lie in their files: make the request.  1, or minus a code. */
+static int carry_out(plugml *p, const char *verb, const char *words, struct reply *reply)
+{
+    char line[PLUGML_REQUEST_BYTES_MAX + 2], limit[32] = "";
+    int outcome;
+
     if (p->code == PLUGML_SEQ && (outcome = say_hello(p)) != 0) /* Somebody else has used the channel: take up his count. */
         return outcome;
-    if (pushing && (outcome = prepare_push(p, g, weight, words, sizeof words)) != 0)
-        return outcome;
-    snprintf(line, sizeof line, "%s %llu %ld%s\n", verb, (unsigned long long)p->seq + 1, p->clock, words);
-    outcome = ask(p, line, p->seq + 1, &reply);
+    if (p->timeout > 0 && is_in_time(verb))
+        snprintf(limit, sizeof limit, " t=%ld", p->timeout);
+    if (snprintf(line, sizeof line, "%s %llu %ld%s%s\n", verb, (unsigned long long)p->seq + 1, p->clock, limit, words) >= (int)sizeof line)
+        return fail(p, PLUGML_FORMAT, "the request names too many tables for one line: make several pushes of it");
+    outcome = ask(p, line, p->seq + 1, reply);
     if (outcome)
         return outcome;
-    p->seq += reply.code != PLUGML_SEQ && reply.code != PLUGML_AGAIN; /* Refused for good is answered, too. */
-    p->stop |= reply.stop;
-    if (reply.code == PLUGML_STOP) { /* No error: the loop has come to its end. */
+    p->seq += reply->code != PLUGML_SEQ && reply->code != PLUGML_AGAIN; /* Refused for good is answered, too. */
+    if (reply->code != PLUGML_AGAIN && reply->code != PLUGML_GONE)
+        p->clock = (long)reply->clock; /* After TIMEOUT a refusal moves it, too. */
+    p->stop |= reply->stop;
+    if (reply->code == PLUGML_STOP) { /* No error: the loop has come to its end. */
         p->stop = 1;
         p->code = PLUGML_STOP;
         snprintf(p->text, sizeof p->text, "%s", CODES[PLUGML_STOP].meaning);
         return -PLUGML_STOP;
     }
-    if (!reply.ok)
-        return refused(p, &reply);
+    if (!reply->ok)
+        return refused(p, reply);
     p->code = 0;
-    p->clock = (long)reply.clock;
-    p->lag = (long)reply.lag;
-    p->version = reply.version ? reply.version : p->version;
-    if (pulling && w && w != p->mapped[PARAM] && (outcome = read_all(p, PARAM, w, (size_t)p->nbytes, 0)) != 0)
-        return outcome;
+    p->lag = reply->lag >= 0 ? reply->lag : p->lag;
+    p->version = reply->version ? reply->version : p->version;
     return 1;
 }
 
-int plugml_step_w(plugml *p, const void *g, void *w, double weight) { return request(p, "step", 1, g, 1, w, weight); }
-int plugml_step(plugml *p, const void *g, void *w) { return request(p, "step", 1, g, 1, w, p ? p->weight : 1); }
-int plugml_init(plugml *p, void *w) { return request(p, "init", 1, w, 1, w, 1); }
-int plugml_push(plugml *p, const void *g) { return request(p, "push", 1, g, 0, NULL, p ? p->weight : 1); }
-int plugml_pull(plugml *p, void *w) { return request(p, "pull", 0, NULL, 1, w, 1); }
-int plugml_pushpull(plugml *p, const void *g, void *w) { return request(p, "pushpull", 1, g, 1, w, p ? p->weight : 1); }
-int plugml_tick(plugml *p) { return request(p, "clock", 0, NULL, 0, NULL, 1); }
-int plugml_ping(plugml *p) { return request(p, "ping", 0, NULL, 0, NULL, 1); }
+/* What follows verb, seq and clock in the line; writes what is pushed, and the numbers of the rows. */
+static int prepare(plugml *p, int pushing, const void *g, int pulling, int dense, double weight, int unwaited, char *words, size_t room)
+{
+    char shown[48];
+    size_t at = 0;
+    int outcome;
+
+    words[0] = 0;
+    if (dense && (pushing || p->section_count))
+        at += (size_t)snprintf(words + at, room - at, " n=%llu", (unsigned long long)p->elements);
+    if (pushing) {
+        if (!(weight > 0) || weight > WEIGHT_MAX)
+            return fail(p, PLUGML_RANGE, "weight %g: a weight is above 0 and at most 2^53; nothing was pushed", weight);
+        format_weight(shown, sizeof shown, weight);
+        at += (size_t)snprintf(words + at, room - at, " w=%s%s", shown, unwaited ? " async=1" : "");
+    }
+    for (int i = 0; i < p->section_count && at < room; i++) {
+        const struct section *section = &p->sections[i];
+
+        at += (size_t)snprintf(words + at, room - at, " table=%s", p->tables[section->table].name);
+        if (section->k && at < room)
+            at += (size_t)snprintf(words + at, room - at, " k=%lu", (unsigned long)section->k);
+        if (section->want && at < room)
+            at += (size_t)snprintf(words + at, room - at, " want=%lu", (unsigned long)section->want);
+    }
+    if (pushing && dense && g && g != p->mapped[GRAD] && (outcome = write_all(p, GRAD, g, (size_t)p->nbytes, 0)) != 0)
+        return outcome;
+    if (pushing && p->section_count && (outcome = write_rows(p, dense)) != 0)
+        return outcome;
+    return pulling && p->section_count ? write_wanted(p) : 0;
+}
+
+static int with_data(plugml *p, const char *verb, int pushing, const void *g, int pulling, void *w, double weight, int unwaited)
+{
+    char words[PLUGML_REQUEST_BYTES_MAX + 1];
+    struct reply reply;
+    /* Beside rows the dense tables take part iff somebody gives them, or a place for them. */
+    int outcome, dense = !p->section_count || g || (pushing ? p->put : w != NULL);
+
+    if (p->mistake)
+        return fail(p, p->mistake, "nothing was asked, since the rows that were named for this request had been refused");
+    if (w && !dense)
+        return fail(p, PLUGML_FORMAT, "the dense tables are pulled where they are pushed, too: give their g beside the rows, or pull them alone");
+    outcome = prepare(p, pushing, g, pulling, dense, weight, unwaited, words, sizeof words);
+    if (outcome)
+        return outcome;
+    outcome = carry_out(p, verb, words, &reply);
+    if (outcome < 0 || !pulling)
+        return outcome;
+    if (w && w != p->mapped[PARAM] && (outcome = read_all(p, PARAM, w, (size_t)p->nbytes, 0)) != 0)
+        return outcome;
+    outcome = p->section_count ? read_wanted(p, dense) : 0;
+    return outcome ? outcome : 1;
+}
+
+/* One request that pushes `g` if `pushing`, fills `w` if `pulling`, and takes the rows along that were named for it.
+ * See plugml.h for the return value. */
+static int request(plugml *p, const char *verb, int pushing, const void *g, int pulling, void *w, double weight, int unwaited)
+{
+    int outcome = ready(p);
+
+    if (outcome <= 0)
+        return outcome;
+    outcome = with_data(p, verb, pushing, g, pulling, w, weight, unwaited);
+    p->section_count = p->mistake = p->put = 0;
+    return outcome;
+}
+
+static int bare_request(plugml *p, const char *verb)
+{
+    struct reply reply;
+    int outcome = ready(p);
+
+    return outcome > 0 ? carry_out(p, verb, "", &reply) : outcome;
+}
+
+int plugml_step_w(plugml *p, const void *g, void *w, double weight) { return request(p, "step", 1, g, 1, w, weight, 0); }
+int plugml_step(plugml *p, const void *g, void *w) { return request(p, "step", 1, g, 1, w, p ? p->weight : 1, 0); }
+int plugml_init(plugml *p, void *w) { return request(p, "init", 1, w, 1, w, 1, 0); }
+int plugml_push(plugml *p, const void *g) { return request(p, "push", 1, g, 0, NULL, p ? p->weight : 1, 0); }
+int plugml_push_async(plugml *p, const void *g) { return request(p, "push", 1, g, 0, NULL, p ? p->weight : 1, 1); }
+int plugml_pull(plugml *p, void *w) { return request(p, "pull", 0, NULL, 1, w, 1, 0); }
+int plugml_pushpull(plugml *p, const void *g, void *w) { return request(p, "pushpull", 1, g, 1, w, p ? p->weight : 1, 0); }
+int plugml_tick(plugml *p) { return bare_request(p, "clock"); }
+int plugml_ping(plugml *p) { return bare_request(p, "ping"); }
+
+/* Take `<turn> <piece> <text>` out of the line in `data`.  The text, or NULL with the error told. */
+static const char *read_piece(plugml *p, size_t length)
+{
+    char *more = (char *)realloc(p->pieces, length + 1), *end;
+
+    if (!more) {
+        fail(p, PLUGML_NOSPC, "no memory for a piece of %lu bytes", (unsigned long)length);
+        return NULL;
+    }
+    p->pieces = more;
+    if (read_all(p, DATA, more, length, 0))
+        return NULL;
+    more[length] = 0;
+    more[strcspn(more, "\n")] = 0;
+    p->turn = strtol(more, &end, 10);
+    p->piece = strtol(end, &end, 10);
+    if (*end == ' ')
+        return end + 1;
+    p->piece = -1;
+    fail(p, PLUGML_INTERNAL, "the piece of input in %s/data cannot be read", p->dir);
+    return NULL;
+}
+
+const char *plugml_next(plugml *p, const char *alone)
+{
+    struct reply reply;
+
+    if (!p)
+        return alone;
+    p->piece = -1;
+    if (ready(p) < 0 || carry_out(p, "next", "", &reply) < 0 || !reply.n)
+        return NULL;
+    return read_piece(p, (size_t)reply.n);
+}
+
+long plugml_piece(const plugml *p) { return p ? p->piece : -1; }
+long plugml_turn(const plugml *p) { return p ? p->turn : 0; }
 
 long plugml_resume(plugml *p, void *w)
 {
@@ -668,6 +1092,7 @@ plugml *plugml_attach(void)
         p->files[which].fd = -1;
     p->owner = getpid();
     p->weight = 1;
+    p->piece = -1;
     p->workers = 1;
     p->worker = (int)environment_number("PLUGML_WORKER", 0);
     p->clock = environment_number("PLUGML_CLOCK", 0);
@@ -683,7 +1108,7 @@ int plugml_expect(plugml *p, const char *dtype, uint64_t count)
     if (outcome <= 0)
         return outcome;
     for (int i = 0; i < p->table_count; i++)
-        if (strcmp(p->tables[i].dtype, dtype)) {
+        if (!p->tables[i].width && strcmp(p->tables[i].dtype, dtype)) {
             p->fatal = 1;
             return fail(p, PLUGML_SIZE, "table %s holds %s numbers, the program has %s: declare the table as %s",
                         p->tables[i].name, p->tables[i].dtype, dtype, dtype);
@@ -697,6 +1122,7 @@ int plugml_expect(plugml *p, const char *dtype, uint64_t count)
 }
 
 int plugml_done(const plugml *p) { return p && (p->stop || p->code); }
+int plugml_stopped(const plugml *p) { return p && p->stop; }
 
 int plugml_bye(plugml *p)
 {
@@ -706,7 +1132,7 @@ int plugml_bye(plugml *p)
         return p == &broken;
     failed = p->fatal || (p->code && p->code != PLUGML_STOP);
     if (!failed) /* After an error the exit code speaks: the launcher decides whether to start the worker again. */
-        failed = request(p, "bye", 0, NULL, 0, NULL, 1) < 0;
+        failed = bare_request(p, "bye") < 0;
     for (int which = 0; which < FILES; which++) {
         struct stat now;
         struct held *held = &p->files[which];
@@ -716,6 +1142,10 @@ int plugml_bye(plugml *p)
         if (held->fd >= 0 && !fstat(held->fd, &now) && now.st_ino == held->inode && now.st_dev == held->device)
             close(held->fd);
     }
+    if (p->semaphore)
+        sem_close(p->semaphore);
+    free(p->sections);
+    free(p->pieces);
     free(p->tables);
     free(p->dir);
     free(p);
@@ -728,6 +1158,12 @@ void plugml_weight(plugml *p, double weight)
 {
     if (p)
         p->weight = weight;
+}
+
+void plugml_timeout(plugml *p, long milliseconds)
+{
+    if (p)
+        p->timeout = milliseconds;
 }
 
 int plugml_plugged(const plugml *p) { return p != NULL; }
@@ -746,10 +1182,8 @@ const plugml_table *plugml_table_at(const plugml *p, int number)
 
 const plugml_table *plugml_table_named(const plugml *p, const char *table)
 {
-    if (!table)
-        return plugml_table_at(p, 0);
     for (int i = 0; i < plugml_tables(p); i++)
-        if (!strcmp(p->tables[i].name, table))
+        if (table ? !strcmp(p->tables[i].name, table) : !p->tables[i].width)
             return &p->tables[i];
     return NULL;
 }
@@ -759,6 +1193,8 @@ static const plugml_table *table_or_error(plugml *p, const char *name)
 {
     const plugml_table *table = plugml_table_named(p, name);
 
+    if (table && table->width)
+        table = NULL; /* Rows are given to plugml_rows. */
     if (!table)
         fail(p, PLUGML_RANGE, "the job has no dense table %s: see the table= lines of %s/info", name ? name : "at all", p->dir);
     return table;
@@ -774,6 +1210,7 @@ int plugml_put(plugml *p, const char *table, const void *g)
     if (!(place = table_or_error(p, table)))
         return -p->code;
     outcome = write_all(p, GRAD, g, (size_t)place->nbytes, place->offset);
+    p->put = 1;
     return outcome ? outcome : 1;
 }
 

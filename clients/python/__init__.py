@@ -14,7 +14,10 @@ Without `PLUGML_DIR` in the environment the program runs alone and every call is
     plug.bye()
 """
 
-from .client import Client, Table, attach
+from .client import Client, attach
 from .errors import ChannelError, Code
+from .files import Piece
+from .rows import SparseTable
+from .tables import Table
 
-__all__ = ["ChannelError", "Client", "Code", "Table", "attach"]
+__all__ = ["ChannelError", "Client", "Code", "Piece", "SparseTable", "Table", "attach"]

@@ -6,39 +6,32 @@ parent's.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Union
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Union, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .errors import FATAL, ChannelError, Code
-from .files import INFO_BYTES_MAX, PROTOCOL_VERSION, ChannelFiles, Reply, pause
+from .files import AGAIN_TRIES, INFO_BYTES_MAX, PROTOCOL_VERSION, ChannelFiles, Piece, Reply, pause
+from .rows import Sections, SparseTable
+from .semaphore import Semaphore
+from .tables import Table, matched, parse_tables, table_named
 
-#: What may be pushed: one array, several by name, or one after the other in the order of the tables.
-Numbers = Union[ArrayLike, Mapping[str, ArrayLike], None]
+#: What may be pushed: one array, several by name (of a sparse table a pair of rows and values), or one after the other in
+#: the order of the dense tables.
+Numbers = Union[ArrayLike, Mapping[str, Any], None]
 #: What may be filled in place.
 Places = Union[NDArray[Any], Mapping[str, NDArray[Any]], Sequence[NDArray[Any]], None]
+#: Rows of sparse tables that are asked for: numbers, or strings.
+Wants = Mapping[str, Any]
+#: The rows that came, by table: the i-th one is the i-th that was asked for.
+Rows = dict[str, NDArray[Any]]
 
-_DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype("<f4"), "f64": np.dtype("<f8"), "i64": np.dtype("<i8")}
 WEIGHT_MAX = 2.0**53
-
-
-class Table(NamedTuple):
-    """A dense table: its shape, and where it lies in the files (`offset` in bytes)."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    order: str
-    offset: int
-    elements: int
-
-    def view(self, buffer: Any) -> NDArray[Any]:
-        """The table inside a buffer laid out like `grad` and `param`, in its shape and order; nothing is copied."""
-        flat: NDArray[Any] = np.frombuffer(buffer, self.dtype, self.elements, self.offset)
-        return flat.reshape(self.shape, order="F" if self.order == "F" else "C")
+TIMEOUT_MS_MAX = 1 << 31
 
 
 def attach(environ: Mapping[str, str] | None = None, *, mapped: bool = True) -> Client:
@@ -61,11 +54,17 @@ class Client:
     Arrays are given as one array (jobs with one table), as a mapping from table names, or as a sequence in the order of
     `tables`.  An array has the table's shape, or is flat in the order of the file.  `None` means that the numbers lie in
     `grad()` already, or shall stay in `param()`.
+
+    Sparse tables travel by rows: `g` maps them to pairs of rows and values, `want` to the rows that shall come back.
+    Beside rows the dense tables take part iff `g` gives them; in a `pull` iff `w` does.
+
+    `timeout` is in seconds.  After TIMEOUT a push or step is under way: it must not be repeated, and the clock counts it.
     """
 
     def __init__(self, directory: str, environ: Mapping[str, str], *, mapped: bool = True) -> None:
         self.plugged = bool(directory)
-        self.tables: tuple[Table, ...] = ()
+        self.tables: tuple[Table, ...] = ()  # the dense ones
+        self.sparse: dict[str, SparseTable] = {}
         self.job = environ.get("PLUGML_JOB", "") if self.plugged else ""
         self.worker = 0
         self.workers = 1
@@ -80,7 +79,7 @@ class Client:
         self._fatal: ChannelError | None = None
         self._closed = not self.plugged
         self._mapped = mapped
-        self._buffers: dict[str, Any] = {}  # grad and param, laid out like the files
+        self._buffers: dict[str, Any] = {}  # grad, param, gidx and want, laid out like the files
         if self.plugged:
             self._files = ChannelFiles(directory)
             try:
@@ -100,14 +99,8 @@ class Client:
         return self.worker == 0
 
     def table(self, name: str | None = None) -> Table:
-        """The table of that name; without a name the only one.  Raises `ChannelError` RANGE."""
-        if name is None and len(self.tables) == 1:
-            return self.tables[0]
-        for table in self.tables:
-            if table.name == name:
-                return table
-        known = ", ".join(table.name for table in self.tables) or "none"
-        raise ChannelError(Code.RANGE, f"{'no table is named' if name is None else f'there is no table {name!r}'}; known are {known}")
+        """The dense table of that name; without a name the only one.  Raises `ChannelError` RANGE."""
+        return table_named(self.tables, name)
 
     def grad(self, name: str | None = None) -> NDArray[Any]:
         """The place of a push, in the table's shape: fill it and call `step(None, w)`.  Not between a ring and its reply."""
@@ -117,46 +110,93 @@ class Client:
         """The values last pulled, in the table's shape, read-only; the next pull changes them."""
         return self._view(name, "param")
 
-    # -- requests; each returns True when it was carried out and False alone
+    @property
+    def stopped(self) -> bool:
+        """The job's stop rule has fired (`done`): the loop shall end."""
+        return self.done
 
-    def step(self, g: Numbers = None, w: Places = None, *, weight: float = 1.0) -> bool:
+    # -- requests; each returns True when it was carried out and False alone; with `want` the rows that came, {} alone
+
+    @overload
+    def step(self, g: Numbers = None, w: Places = None, *, want: None = None, weight: float = 1.0, timeout: float | None = None) -> bool: ...
+    @overload
+    def step(self, g: Numbers = None, w: Places = None, *, want: Wants, weight: float = 1.0, timeout: float | None = None) -> Rows: ...
+    def step(
+        self, g: Numbers = None, w: Places = None, *, want: Wants | None = None, weight: float = 1.0, timeout: float | None = None
+    ) -> bool | Rows:
         """Push `g`, end this clock, and fill `w` in place with what the consistency model lets this worker see.
 
         `weight` counts the examples behind `g`.  At the job's stop rule it sets `done` and leaves `w`.  Raises
-        `ChannelError`; with any code but GONE nothing was applied and the clock has not moved.
+        `ChannelError`; with any code but GONE and TIMEOUT nothing was applied and the clock has not moved.
         """
-        return self._request("step", pushing=True, g=g, pulling=True, w=w, weight=weight)
+        return self._request("step", pushing=True, g=g, pulling=True, w=w, want=want, weight=weight, timeout=timeout)
 
-    def push(self, g: Numbers = None, *, weight: float = 1.0) -> bool:
-        """Push `g` without ending the clock; there may be several in one."""
-        return self._request("push", pushing=True, g=g, weight=weight)
+    def push(self, g: Numbers = None, *, weight: float = 1.0, wait: bool = True, timeout: float | None = None) -> bool:
+        """Push `g` without ending the clock; there may be several in one.
 
-    def pull(self, w: Places = None) -> bool:
+        With `wait=False` it comes back when the push is accepted; one that fails later is told by the next request.
+        """
+        words = "" if wait else " async=1"
+        return bool(self._request("push", pushing=True, g=g, weight=weight, timeout=timeout, words=words))
+
+    @overload
+    def pull(self, w: Places = None, *, want: None = None, timeout: float | None = None) -> bool: ...
+    @overload
+    def pull(self, w: Places = None, *, want: Wants, timeout: float | None = None) -> Rows: ...
+    def pull(self, w: Places = None, *, want: Wants | None = None, timeout: float | None = None) -> bool | Rows:
         """Fill `w` with the values that a worker in this clock may see."""
-        return self._request("pull", pulling=True, w=w)
+        return self._request("pull", pulling=True, w=w, want=want, timeout=timeout)
 
-    def pushpull(self, g: Numbers = None, w: Places = None, *, weight: float = 1.0) -> bool:
+    @overload
+    def pushpull(self, g: Numbers = None, w: Places = None, *, want: None = None, weight: float = 1.0, timeout: float | None = None) -> bool: ...
+    @overload
+    def pushpull(self, g: Numbers = None, w: Places = None, *, want: Wants, weight: float = 1.0, timeout: float | None = None) -> Rows: ...
+    def pushpull(
+        self, g: Numbers = None, w: Places = None, *, want: Wants | None = None, weight: float = 1.0, timeout: float | None = None
+    ) -> bool | Rows:
         """`push`, then `pull`, without ending the clock."""
-        return self._request("pushpull", pushing=True, g=g, pulling=True, w=w, weight=weight)
+        return self._request("pushpull", pushing=True, g=g, pulling=True, w=w, want=want, weight=weight, timeout=timeout)
 
     def init(self, w: Places = None) -> bool:
         """Offer `w` as the first values of tables with init=program, and fill it with the values that the job took."""
-        return self._request("init", pushing=True, g=w, pulling=True, w=w)
+        return bool(self._request("init", pushing=True, g=w, pulling=True, w=w))
 
-    def tick(self) -> bool:
+    def tick(self, *, timeout: float | None = None) -> bool:
         """End this clock without a push."""
-        return self._request("clock")
+        return bool(self._request("clock", timeout=timeout))
 
     def ping(self) -> bool:
         """A round trip to the agent."""
-        return self._request("ping")
+        return bool(self._request("ping"))
+
+    def next(self) -> Piece | None:
+        """The next piece of input that this worker shall read; None alone, and when nothing is left.
+
+        Asking for it says that the one before is done.
+        """
+        if not self.plugged:
+            return None
+        self._check_usable()
+        reply = self._carry_out("next", f" {self.clock}")
+        self._judge(reply)
+        if reply.n == 0:
+            return None
+        return Piece.parse(self._files.text("data", reply.n))
+
+    def pieces(self, alone: Iterable[str] = ()) -> Iterator[Piece]:
+        """The pieces of input for this worker, as they come; alone what `alone` lists, once.  Ends at the stop rule."""
+        if not self.plugged:
+            yield from (Piece(text, number, 0) for number, text in enumerate(alone))
+            return
+        while not self.done and (piece := self.next()) is not None:
+            yield piece
 
     def bye(self) -> bool:
         """This worker has finished; nobody waits for it any more.  Closes the handle.  In a forked child it does nothing."""
         if self._closed or os.getpid() != self._pid:
             return False
         try:
-            return self._request("bye")
+            return bool(self._request("bye"))
         finally:
             self.close()
 
@@ -203,36 +243,29 @@ class Client:
     def _open(self) -> None:
         self._files.check_page()
         self._read_info(self._files.text("info", INFO_BYTES_MAX))
-        nbytes = max((table.offset + table.elements * table.dtype.itemsize for table in self.tables), default=0)
-        for name in ("grad", "param"):
+        for name, nbytes in self._caps.items():
             self._buffers[name] = self._files.map(name, nbytes) if self._mapped and nbytes else np.zeros(nbytes, np.uint8)
         self._files.discard_replies()
         self._hello()
 
     def _read_info(self, text: str) -> None:
-        head: dict[str, str] = {}
-        tables = []
-        for line in text.splitlines():
-            words = dict(word.partition("=")[::2] for word in line.split(" "))
-            if "table" in words:
-                tables.append(words)
-            else:
-                head.update(words)
-        if head.get("version") != str(PROTOCOL_VERSION):
-            raise ChannelError(Code.VERSION, f"the channel speaks version {head.get('version')}, this client {PROTOCOL_VERSION}")
+        version = next((line[8:] for line in text.splitlines() if line.startswith("version=")), "none")
+        if version != str(PROTOCOL_VERSION):
+            raise ChannelError(Code.VERSION, f"the channel speaks version {version}, this client {PROTOCOL_VERSION}")
         try:
+            head, self.tables, self.sparse = parse_tables(text)
             self.job, self.worker, self.workers = head["job"], int(head["worker"]), int(head["workers"])
             self._elements = int(head["count"])
-            self.tables = tuple(
-                Table(
-                    words["table"], tuple(int(n) for n in words["shape"].split(",")), _DTYPES[words["dtype"]], words["order"],
-                    int(words["offset"]), int(words["count"]),
-                )
-                for words in tables
-                if words["kind"] == "dense"
-            )  # fmt: skip
+            caps = {"grad": "cap_grad", "param": "cap_param", **({"gidx": "cap_idx", "want": "cap_idx"} if head["cap_idx"] != "0" else {})}
+            self._caps = {name: int(head[cap]) for name, cap in caps.items()}
+            bell, name = head["bell"], head.get("sem", "")
         except (KeyError, ValueError) as error:
             raise ChannelError(Code.VERSION, f"{self._files.path}/info cannot be read ({error})") from None
+        if bell not in ("fifo", "sem"):
+            raise ChannelError(Code.VERSION, f"the channel has the bell {bell}, which this client does not know: use bell=fifo")
+        self._dense_bytes = max((table.offset + table.elements * table.dtype.itemsize for table in self.tables), default=0)
+        if bell == "sem":
+            self._files.semaphore = Semaphore(name)
 
     def _hello(self) -> None:
         self._files.ask(f"hello 0 {self.clock}\n".encode())
@@ -241,34 +274,65 @@ class Client:
         self._seq, self.clock, self._lost = reply.done, reply.clock, False
 
     def _request(
-        self, verb: str, *, pushing: bool = False, g: Any = None, pulling: bool = False, w: Any = None, weight: float = 1.0
-    ) -> bool:
+        self, verb: str, *, pushing: bool = False, g: Any = None, pulling: bool = False, w: Any = None, want: Wants | None = None,
+        weight: float = 1.0, timeout: float | None = None, words: str = "",
+    ) -> bool | Rows:  # fmt: skip
         if not self.plugged:
-            return False
+            return False if want is None else {}
         self._check_usable()
-        places = self._matched(w, "w", writable=True) if pulling and w is not None else []
-        line = f" {self.clock}"
+        rows, g = self._split(g) if pushing and self.sparse and verb != "init" else ({}, g)
+        sections = Sections.of(self.sparse, rows, want or {})
+        dense = not sections or g is not None or (not pushing and w is not None)
+        if w is not None and not dense:
+            raise ChannelError(Code.FORMAT, "beside rows w is filled where g gives the dense tables, too: give them, or pull(w) alone")
+        places = matched(self.tables, w, "w", writable=True) if pulling and w is not None else []
+        words = f"{_weight(weight) if pushing else ''}{_limit(timeout)}{words}{sections.words()}"
+        if dense and (pushing or sections):
+            words = f" n={self._elements}{words}"
         if pushing:
-            if not 0 < weight <= WEIGHT_MAX:
-                raise ChannelError(Code.RANGE, f"weight={weight!r}; a weight is above 0 and at most 2^53")
-            if g is not None:
-                for table, array in self._matched(g, "g"):
-                    np.copyto(table.view(self._buffers["grad"]), _shaped(table, array), casting="same_kind")
-            if not self._mapped:
-                self._files.write("grad", self._buffers["grad"])
-            line += f" n={self._elements}" if weight == 1.0 else f" n={self._elements} w={float(weight)!r}"
-        reply = self._carry_out(verb, line)
+            self._fill_push(g, sections, dense)
+        if pulling and sections:
+            self._fill_index(sections, "want", "wkey")
+        reply = self._carry_out(verb, f" {self.clock}{words}")
         if reply.code is Code.STOP:
             self.done = True
-            return True
+            return True if want is None else self.pull(want=want)  # pulls are served on
         self._judge(reply)
         if pulling:
             self.version = reply.version
             if not self._mapped:
-                self._files.read_into("param", self._buffers["param"])
+                nbytes = sections.param_bytes(self._dense_bytes if dense else 0)
+                self._files.read_into("param", self._buffers["param"][:nbytes])
             for table, array in places:
-                np.copyto(_shaped(table, array), table.view(self._buffers["param"]), casting="same_kind")
-        return True
+                np.copyto(table.shaped(array), table.view(self._buffers["param"]), casting="same_kind")
+        return True if want is None else sections.take(self._buffers["param"], self._dense_bytes if dense else 0)
+
+    def _split(self, g: Any) -> tuple[dict[str, Any], Any]:
+        """The sparse tables of what shall be pushed, and the rest: None if there is none."""
+        if not isinstance(g, Mapping):
+            return {}, g
+        rows = {name: value for name, value in g.items() if name in self.sparse}
+        rest = {name: value for name, value in g.items() if name not in self.sparse}
+        return rows, rest if rest or not rows else None
+
+    def _fill_push(self, g: Any, sections: Sections, dense: bool) -> None:
+        buffer, end = self._buffers["grad"], self._dense_bytes if dense else 0
+        if g is not None:
+            for table, array in matched(self.tables, g, "g"):
+                np.copyto(table.view(buffer), table.shaped(array), casting="same_kind")
+        if sections:
+            end = sections.fill_grad(buffer, end)
+            self._fill_index(sections, "gidx", "gkey")
+        if not self._mapped:
+            self._files.write("grad", buffer[:end])
+
+    def _fill_index(self, sections: Sections, numbers: str, keys: str) -> None:
+        if numbers in self._buffers:
+            end = sections.fill_index(numbers, self._buffers[numbers])
+            if not self._mapped:
+                self._files.write(numbers, self._buffers[numbers][:end])
+        if sections.has_strings:
+            self._files.rewrite(keys, sections.keys(keys))
 
     def _check_usable(self) -> None:
         if os.getpid() != self._pid:
@@ -286,7 +350,7 @@ class Client:
         seq = self._seq + 1
         line = f"{verb} {seq}{rest}\n".encode()
         seconds = 0.0
-        while True:
+        for left in reversed(range(AGAIN_TRIES)):
             self._asked = line
             self._files.ask(line)
             try:
@@ -297,9 +361,12 @@ class Client:
             self._asked = b""
             if reply.code is not Code.AGAIN:
                 break
-            seconds = pause(seconds)
-        self._seq, self.lag = seq, reply.lag
+            if left:
+                seconds = pause(seconds)
         self._lost = reply.code is Code.SEQ
+        if reply.code is Code.AGAIN:  # it has not been answered for good: its number is the next one's
+            return reply
+        self._seq, self.lag = seq, self.lag if reply.lag is None else reply.lag
         if reply.code not in FATAL:
             self.clock = reply.clock
         self.done = self.done or reply.stop
@@ -331,44 +398,17 @@ class Client:
         start, _colon, rest = text.partition(": ")
         return rest.rstrip(".") if start.split(" ")[0] == code.name else ""
 
-    def _matched(self, arrays: Any, what: str, *, writable: bool = False) -> list[tuple[Table, NDArray[Any]]]:
-        """The given arrays beside their tables, each checked before anything is written.  Raises `ChannelError` SIZE, RANGE."""
-        if isinstance(arrays, Mapping):
-            pairs = [(self.table(name), array) for name, array in arrays.items()]
-            if not writable and len(pairs) != len(self.tables):
-                missing = [table.name for table in self.tables if table.name not in arrays]
-                raise ChannelError(Code.SIZE, f"{what} lacks the tables {', '.join(missing)}: a dense push holds all of them")
-        elif len(self.tables) == 1:
-            pairs = [(self.tables[0], arrays)]
-        elif isinstance(arrays, (list, tuple)) and len(arrays) == len(self.tables):
-            pairs = list(zip(self.tables, arrays))
-        else:
-            names = ", ".join(table.name for table in self.tables)
-            raise ChannelError(Code.SIZE, f"{what} must be a mapping or a sequence of the {len(self.tables)} tables {names}")
-        result = []
-        for table, given in pairs:
-            if writable and not (isinstance(given, np.ndarray) and given.flags.writeable):
-                raise ChannelError(Code.PERM, f"{what} for table {table.name} must be a numpy array that can be written")
-            array = np.asarray(given)
-            if array.shape != table.shape and array.shape != (table.elements,):
-                raise ChannelError(Code.SIZE, f"{what} for table {table.name} has shape {array.shape}, the table has {table.shape}: {_agree(table, array)}")
-            here, there = (table.dtype, array.dtype) if writable else (array.dtype, table.dtype)
-            if not np.can_cast(here, there, casting="same_kind"):
-                raise ChannelError(Code.RANGE, f"{what} for table {table.name}: {here} cannot become {there}")
-            result.append((table, array))
-        return result
+
+def _weight(weight: float) -> str:
+    if not 0 < weight <= WEIGHT_MAX:
+        raise ChannelError(Code.RANGE, f"weight={weight!r}; a weight is above 0 and at most 2^53")
+    return "" if weight == 1.0 else f" w={float(weight)!r}"
 
 
-def _agree(table: Table, array: NDArray[Any]) -> str:
-    """What to change where a table and an array have different shapes."""
-    declared, given = (",".join(map(str, shape)) for shape in (table.shape, array.shape))
-    if not given:
-        return f"give an array of the table's shape, or declare the table as --table {table.name}=1"
-    return f"make them agree: the job declares --table {table.name}={declared}, this array needs --table {table.name}={given}"
-
-
-def _shaped(table: Table, array: NDArray[Any]) -> NDArray[Any]:
-    """The array in the table's shape; a flat one is in the order of the file."""
-    if array.shape == table.shape:
-        return array
-    return array.reshape(table.shape, order="F" if table.order == "F" else "C")
+def _limit(timeout: float | None) -> str:
+    """The word for a limit in seconds."""
+    if timeout is None:
+        return ""
+    if not 0 <= timeout * 1000 <= TIMEOUT_MS_MAX:
+        raise ChannelError(Code.RANGE, f"timeout={timeout!r}; it is in seconds, from 0 on, up to {TIMEOUT_MS_MAX // 1000}")
+    return f" t={math.ceil(timeout * 1000)}"

@@ -8,11 +8,13 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import select
 import struct
 import time
 from typing import Any, NamedTuple
 
 from .errors import ChannelError, Code
+from .semaphore import Semaphore
 
 PROTOCOL_VERSION = 1
 MAGIC = b"PLUGMLC1"
@@ -21,10 +23,18 @@ ENDIAN_TAG = 0x01020304
 PAGE_BYTES = 4096
 RECORD_BYTES = 64
 DONE_SEQ_AT = 0x80
+STATE_AT = 0xA4
+STATES_OVER = (4, 5)  # CLOSED, BROKEN: nothing is answered any more
 INFO_BYTES_MAX = 1 << 18
 
-_AGAIN_S, _AGAIN_S_MAX = 0.001, 0.1
-_FLAGS = {"req": os.O_RDWR, "rep": os.O_RDONLY, "cmd": os.O_WRONLY, "grad": os.O_RDWR, "param": os.O_RDONLY}
+#: A request that was answered AGAIN is repeated so often, with pauses that grow.
+AGAIN_TRIES = 60
+_AGAIN_S, _AGAIN_S_MAX = 0.01, 1.0
+_FLAGS = {
+    "req": os.O_RDWR, "rep": os.O_RDONLY, "cmd": os.O_WRONLY, "grad": os.O_RDWR, "param": os.O_RDONLY, "gidx": os.O_RDWR,
+    "want": os.O_RDWR, "reply": os.O_RDONLY,
+}  # fmt: skip
+_GONE_TEXT = "agent and launcher have gone away"
 
 
 class Reply(NamedTuple):
@@ -36,8 +46,27 @@ class Reply(NamedTuple):
     code: Code
     done: int
     version: int
-    lag: int
+    n: int
+    lag: int | None
     stop: bool
+
+
+class Piece(NamedTuple):
+    """A piece of input: what the job's list says of it (a file's name), its number, and the pass that it belongs to."""
+
+    text: str
+    number: int
+    turn: int
+
+    @classmethod
+    def parse(cls, line: str) -> Piece:
+        """What `data` holds.
+
+        >>> Piece.parse("0 12 part-12.txt\\n")
+        Piece(text='part-12.txt', number=12, turn=0)
+        """
+        turn, number, text = line.rstrip("\n").split(" ", 2)
+        return cls(text, int(number), int(turn))
 
 
 class ChannelFiles:
@@ -45,6 +74,7 @@ class ChannelFiles:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.semaphore: Semaphore | None = None  # what wakes us in place of `rep` (bell=sem)
         self._held: dict[str, tuple[int, int, int]] = {}  # name -> descriptor, device, inode
 
     def fd(self, name: str) -> int:
@@ -80,13 +110,13 @@ class ChannelFiles:
         return ChannelError(Code.PERM, f"{self.path}/{name}: {error.strerror}")
 
     def text(self, name: str, nbytes: int) -> str:
-        """The start of a small file that is read once in a while."""
+        """The start of a small file that is read once in a while.  What is no UTF-8 comes back the same by `os.fsencode`."""
         try:
             fd = os.open(f"{self.path}/{name}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
             raise self._why(name, error) from None
         try:
-            return os.pread(fd, nbytes, 0).decode(errors="replace")
+            return os.pread(fd, nbytes, 0).decode(errors="surrogateescape")
         finally:
             os.close(fd)
 
@@ -106,6 +136,13 @@ class ChannelFiles:
         page = self._page()
         return int.from_bytes(page[DONE_SEQ_AT : DONE_SEQ_AT + 8], "little")
 
+    def _is_over(self) -> bool:
+        """Nobody is left who answers: no writer holds `rep`, or the agent has closed the channel."""
+        poll = select.poll()
+        poll.register(self.fd("rep"), 0)
+        state = int.from_bytes(self._page()[STATE_AT : STATE_AT + 4], "little")
+        return any(events & select.POLLHUP for _fd, events in poll.poll(0)) or state in STATES_OVER
+
     def _page(self) -> bytes:
         try:
             fd = os.open(f"{self.path}/ctl", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -117,12 +154,12 @@ class ChannelFiles:
             os.close(fd)
 
     def map(self, name: str, nbytes: int) -> mmap.mmap:
-        """The whole file as memory: `grad` to write, `param` to read."""
+        """The whole file as memory: `param` to read, the others to write."""
         fd = self.fd(name)
         size = os.fstat(fd).st_size
         if size < nbytes:
             raise ChannelError(Code.SIZE, f"{self.path}/{name} has {size} bytes, {nbytes} are declared")
-        access = mmap.PROT_READ | (mmap.PROT_WRITE if name == "grad" else 0)
+        access = mmap.PROT_READ | (mmap.PROT_WRITE if name != "param" else 0)
         return mmap.mmap(fd, nbytes, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0), access)
 
     def write(self, name: str, data: Any) -> None:
@@ -132,6 +169,14 @@ class ChannelFiles:
         try:
             while done < len(view):
                 done += os.pwrite(fd, view[done:], done)
+        except OSError as error:
+            raise self._why(name, error) from None
+
+    def rewrite(self, name: str, data: bytes) -> None:
+        """The file holds these bytes and nothing behind them."""
+        try:
+            with open(os.open(f"{self.path}/{name}", os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW), "wb") as file:
+                file.write(data)
         except OSError as error:
             raise self._why(name, error) from None
 
@@ -156,16 +201,38 @@ class ChannelFiles:
     def wait(self, seq: int) -> Reply:
         """Sleep until the reply to `seq` comes; repeats of earlier replies are thrown away."""
         while True:
-            reply = parse_reply(self._record())
-            if reply is not None and reply.seq == seq:
+            reply = parse_reply(self._record() if self.semaphore is None else self._posted(self.semaphore, seq))
+            if reply is not None and (reply.seq == seq or reply.code is Code.GONE):
                 return reply
+
+    def _posted(self, semaphore: Semaphore, seq: int) -> bytes:
+        """What lies in `reply` once it was posted.  Posts for earlier replies leave another seq there."""
+        while True:
+            woken = semaphore.wait()
+            over = self._is_over()  # looked at before the reply, which may come between the two looks
+            if not woken and not over:
+                continue
+            record = self._settled_reply()
+            reply = parse_reply(record)
+            if reply is not None and (reply.seq == seq or reply.code is Code.GONE):
+                return record
+            if over:
+                raise ChannelError(Code.GONE, _GONE_TEXT)
+
+    def _settled_reply(self) -> bytes:
+        first, second = bytearray(RECORD_BYTES), bytearray(RECORD_BYTES)
+        while True:
+            self.read_into("reply", first)
+            self.read_into("reply", second)
+            if first == second:
+                return bytes(first)
 
     def _record(self) -> bytes:
         record = b""
         while len(record) < RECORD_BYTES:
             part = os.read(self.fd("rep"), RECORD_BYTES - len(record))
             if not part:
-                raise ChannelError(Code.GONE, "agent and launcher have gone away")
+                raise ChannelError(Code.GONE, _GONE_TEXT)
             record += part
         return record
 
@@ -180,9 +247,14 @@ class ChannelFiles:
             pass
         finally:
             os.set_blocking(fd, True)
+        if self.semaphore is not None:
+            self.semaphore.drain()
 
     def close(self) -> None:
         """Let go of what is still ours."""
+        if self.semaphore is not None:
+            self.semaphore.close()
+            self.semaphore = None
         for fd, device, inode in self._held.values():
             try:
                 found = os.fstat(fd)
@@ -202,7 +274,7 @@ def parse_reply(record: bytes) -> Reply | None:
     try:
         return Reply(
             words[0] == "ok", int(words[1]), int(words[2]), Code[values.get("code", "OK")], int(values.get("done", 0)),
-            int(values.get("v", 0)), int(values.get("lag", 0)), values.get("stop") == "1",
+            int(values.get("v", 0)), int(values.get("n", 0)), int(values["lag"]) if "lag" in values else None, values.get("stop") == "1",
         )  # fmt: skip
     except (ValueError, KeyError):
         return None
