@@ -122,7 +122,7 @@ def jobs_text(document: dict[str, Any]) -> str:
 
 def job_text(document: dict[str, Any]) -> str:
     """One job, its tables, its workers and every range of it."""
-    lines = [jobs_text({"jobs": [document["job"]]}), ""]
+    lines = [jobs_text({"jobs": [{**document["job"], "placement": document.get("tables", ())}]}), ""]
     rows = [("RANGE", "EPOCH", "REPLICAS", "SIZE", "WHY")]
     for row in document.get("ranges", ()):
         replicas = ", ".join(row["replicas"]) or "none: every copy is lost"

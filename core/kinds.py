@@ -41,5 +41,7 @@ OPTIMIZERS: dict[str, dict[str, float | None]] = {
     "add": {},
     "assign": {},
 }
+#: Arrays of state, each as long as the values, that an optimizer keeps beside them; none if it is not here.
+STATE_ARRAYS = {"momentum": 1, "nesterov": 1, "adagrad": 1, "rmsprop": 1, "adam": 2, "adamw": 2}
 #: Optimizers whose step the program has made, and which therefore fit whole numbers.
 WHOLE_OPTIMIZERS = ("add", "assign")

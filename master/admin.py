@@ -46,7 +46,7 @@ def jobs(state: State, after: int) -> dict[str, Any]:
 def job(state: State, found: Job, after: int) -> dict[str, Any]:
     """One job to the last range: `tables`, `ranges`, `workers`, page by page; `job` on the first."""
     weights = weights_of(found.spec, state.ring_ranges)
-    items: list[tuple[str, Any]] = [("tables", line) for line in table_lines(found, state.ring_ranges)]
+    items: list[tuple[str, Any]] = [("tables", line) for line in table_lines(found, state.ring_ranges, whole=True)]
     for number, seat in sorted(found.seats.items()):
         row = {
             "range": number, "epoch": seat.epoch, "replicas": list(seat.replicas), "bytes": weights.get(number, 0),
@@ -78,7 +78,7 @@ def job_row(found: Job, ring_ranges: int) -> dict[str, Any]:
         "job": found.number, "name": found.spec.name, "state": found.state, "reason": found.reason,
         "workers": found.spec.workers, "attached": len(found.attached), "consistency": found.spec.consistency,
         "combine": found.spec.combine, "tables": [table.name for table in found.spec.tables[:LINES_MAX]],
-        "bytes": sum(table.nbytes for table in found.spec.tables), "ranges": len(found.seats),
+        "bytes": sum(table.nbytes for table in found.spec.tables if table.kind == "dense"), "ranges": len(found.seats),
         "servers": found.servers(), "agents": found.agents()[:LINES_MAX], "placement": lines, "why": found.why,
         "logs": str(found.spec.settings.get("logs", "")),  # where its launcher keeps what the workers print
     }  # fmt: skip

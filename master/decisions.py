@@ -154,9 +154,6 @@ def _register(state: State, sender: str, ask: m.JobAsk, sight: Sight, limits: Li
 
 def _placed(state: State, spec: JobSpec, sender: str, servers: list[NodeRecord], limits: Limits) -> Job:
     """The new job with its blocks and seats.  Raises `RequestError` for one that no cluster could carry."""
-    sparse = [table.name for table in spec.tables if table.kind != "dense"]
-    if sparse:
-        raise RequestError(Code.RANGE, f"table {sparse[0]!r} is sparse: this version keeps dense tables only")
     if sum(job.running for job in state.jobs.values()) >= limits.jobs_max:
         raise RequestError(Code.NOSPC, f"{limits.jobs_max} jobs are running: stop some with `plugml stop JOB`")
     spec = spec.with_blocks(len(servers), limits)
@@ -177,12 +174,17 @@ def _placed(state: State, spec: JobSpec, sender: str, servers: list[NodeRecord],
 
 
 def _with_blocks_of(asked: JobSpec, running: JobSpec) -> JobSpec:
-    """The asked job with the blocks that the master chose where the asker left the choice."""
+    """The asked job with the blocks and buckets that the master chose where the asker left the choice."""
     if len(asked.tables) != len(running.tables):
         return asked
-    pairs = zip(asked.tables, running.tables)
-    tables = tuple(mine if mine.block_bytes else mine.with_block_bytes(theirs.block_bytes) for mine, theirs in pairs)
-    return replace(asked, tables=tables)
+    tables = []
+    for mine, theirs in zip(asked.tables, running.tables):
+        if mine.kind == theirs.kind == "sparse":
+            mine = mine if mine.buckets else mine.with_buckets(theirs.buckets)
+        elif mine.kind == theirs.kind:
+            mine = mine if mine.block_bytes else mine.with_block_bytes(theirs.block_bytes)
+        tables.append(mine)
+    return replace(asked, tables=tuple(tables))
 
 
 def _collision(asked: JobSpec, running: JobSpec) -> str:

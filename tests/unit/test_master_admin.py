@@ -59,6 +59,25 @@ def test_status_says_of_each_job_where_its_tables_are(world: MasterWorld) -> Non
     assert row["servers"] == [S0, S1] and row["agents"] == [A0] and "ranges on 2 servers" in row["why"]
 
 
+def test_sparse_tables_storage_and_optimizers_are_described(world: MasterWorld) -> None:
+    tables = (
+        TableSpec("e", (0, 16), "sparse", optimizer="adam", settings={"lr": 0.5, "beta1": 0.8}, storage="f16"),
+        TableSpec("s", (0, 3), "sparse", "f64", index="str", batch=100),
+        TableSpec("c", (1 << 20, 2), "sparse", "i64", optimizer="add"),
+        TableSpec("w", (4, 5), optimizer="assign", storage="f64"),
+    )
+    world.job(A0, JobSpec("job", 2, tables))
+    (page,) = pages(world, "job", job="job")
+    assert page["tables"] == [
+        "table e: sparse, any number of rows of 16 f32 (index u64), up to 65536 rows a request, kept as f16, adam (beta1 0.8, lr 0.5); 8 buckets on 1 server",
+        "table s: sparse, rows of 3 f64 named by strings, up to 100 rows a request, sgd; 8 buckets on 2 servers",
+        "table c: sparse, 1,048,576 rows of 2 i64 (index u32), up to 65536 rows a request, add; 8 buckets on 2 servers",
+        "table w: 4 x 5 f32, kept as f64, assign; 1 block on 1 server",
+    ]
+    (row,) = pages(world, "jobs")[0]["jobs"]
+    assert row["placement"][1] == "table s: sparse, 8 buckets on 2 servers" and row["bytes"] == 80
+
+
 def test_a_lost_range_is_told_by_table(world: MasterWorld) -> None:
     world.job(A0, spec())
     world.feed("x.1", m.NodeExit(1, S0, 1))

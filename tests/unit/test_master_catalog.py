@@ -11,11 +11,21 @@ from hypothesis import strategies as st
 from plugml.core.errors import WorldError
 from plugml.core.job import JobSpec
 from plugml.core.jobmap import RUNNING, pieces, ranges_used
+from plugml.core.jobmap import buckets as buckets_of
+from plugml.core.kinds import STATE_ARRAYS
 from plugml.core.table import DTYPES, TableSpec
 from plugml.master.catalog import Attachment, Job, NodeRecord, Packer, State, pack, unpack
 from plugml.master.decisions import lose, prune
 from plugml.master.placement import place, table_places, too_many_blocks, weights_of
+from plugml.server.optimizers.base import working
+from plugml.server.optimizers.registry import KERNELS
 from tests.fuzz.master_world import LIMITS
+
+SPARSE = (
+    TableSpec("e", (0, 16), "sparse", optimizer="adam", settings={"lr": 0.5}, storage="f16"),
+    TableSpec("s", (0, 3), "sparse", index="str", batch=100, init="normal"),
+    TableSpec("w", (100, 7)),
+)
 
 
 def a_state(jobs: int = 2, servers: int = 3, **more: object) -> State:
@@ -78,13 +88,67 @@ def test_ranges_and_bytes_are_those_that_agents_compute(shapes: list[tuple[int, 
     weights: dict[int, int] = dict.fromkeys(ranges_used(spec, ranges), 0)
     blocks: dict[int, int] = {}
     for piece in pieces(spec, ranges):
-        weights[piece.range] += piece.nbytes
+        weights[piece.range] += piece.stored_nbytes
         blocks[piece.range] = blocks.get(piece.range, 0) + 1
     assert weights_of(spec, ranges) == weights
     assert sum(sum(place.blocks.values()) for place in table_places(spec, ranges)) == sum(blocks.values())
     few = dataclasses.replace(LIMITS, segments_max=max(blocks.values()))
     assert too_many_blocks(spec, ranges, few) == ""
     assert too_many_blocks(spec, ranges, dataclasses.replace(few, segments_max=few.segments_max - 1)) != ""
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    tables=st.lists(
+        st.tuples(
+            st.sampled_from([0, 1, 1000, 1 << 30, (1 << 64) - 1]), st.integers(1, 300), st.sampled_from(["f32", "f64"]),
+            st.sampled_from(["", "f16"]), st.sampled_from(["sgd", "momentum", "adam"]), st.integers(0, 8),
+        ),
+        min_size=1, max_size=4,
+    ),
+    power=st.integers(0, 8),
+)  # fmt: skip
+def test_buckets_lie_and_weigh_as_agents_and_servers_see_them(tables: list[tuple[int, int, str, str, str, int]], power: int) -> None:
+    made = [TableSpec("d", (64, 3), optimizer="adam", block_bytes=64)]
+    for n, (rows, width, dtype, storage, optimizer, buckets) in enumerate(tables):
+        made.append(
+            TableSpec(f"e{n}", (rows, width), "sparse", dtype, storage=storage, optimizer=optimizer, buckets=1 << buckets)
+        )  # fmt: skip
+    spec, ranges = JobSpec("job", 1, tuple(made)), 1 << power
+    weights: dict[int, int] = dict.fromkeys(ranges_used(spec, ranges), 0)
+    counts: dict[int, int] = {}
+    for piece in pieces(spec, ranges):
+        weights[piece.range] += 3 * piece.stored_nbytes  # adam: two numbers beside each
+        counts[piece.range] = counts.get(piece.range, 0) + 1
+    for bucket in buckets_of(spec, ranges):
+        table = spec.tables[bucket.table]
+        values = (table.rows or table.batch_rows) * table.width
+        state = {"sgd": 0, "momentum": 1, "adam": 2}[table.optimizer] * values * (8 if table.storage_name == "f64" else 4)
+        weights[bucket.range] += min(1 << 40, -(-(values * table.storage_dtype.itemsize + state) // table.buckets))
+        counts[bucket.range] = counts.get(bucket.range, 0) + 1
+    assert weights_of(spec, ranges) == weights
+    few = dataclasses.replace(LIMITS, segments_max=max(counts.values()))
+    assert too_many_blocks(spec, ranges, few) == ""
+    assert "buckets" in too_many_blocks(spec, ranges, dataclasses.replace(few, segments_max=few.segments_max - 1))
+
+
+def test_a_state_with_sparse_tables_comes_back() -> None:
+    spec = JobSpec("deep", 2, SPARSE, lr_scale="sqrt", lr_warmup=3, bell="sem", pieces=7).with_blocks(3, LIMITS)
+    state = a_state(jobs=1)
+    nodes = list(state.nodes.values())
+    seats, why = place(spec, nodes, 256, LIMITS)
+    assert set(seats) == set(ranges_used(spec, 256))
+    endpoints = {node.name: node.endpoint for node in nodes if any(node.name in seat.replicas for seat in seats.values())}
+    state = state._replace(jobs={**state.jobs, 9: Job(9, spec, RUNNING, "", why, "a0.1", seats, endpoints, {})}, last=9)
+    assert unpack(pack(state)) == state
+
+
+def test_an_optimizers_state_is_counted_as_servers_keep_it() -> None:
+    for name, kernel in KERNELS.items():
+        assert kernel.slots == STATE_ARRAYS.get(name, 0), name
+        for storage in ("f16", "f32", "f64"):
+            table = TableSpec("w", (4,), dtype="f64", storage=storage, optimizer=name)
+            assert table.held_itemsize == table.storage_dtype.itemsize + kernel.slots * working(table.storage_dtype).itemsize
 
 
 def test_losing_a_node_touches_only_what_it_had() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -171,6 +172,53 @@ def test_another_job_of_a_running_name_is_refused_with_the_difference(world: Mas
     world.job(A0, spec())
     told = world.job(A0, other)
     assert told.code == Code.COLLIDE and text in told.text and "plugml stop job" in told.text
+
+
+SPARSE = TableSpec("e", (0, 16), "sparse", optimizer="adam")
+WIDE = JobSpec("job", 2, (TableSpec("w", (4,)), SPARSE, TableSpec("s", (0, 2), "sparse", index="str")))
+
+
+def test_a_job_with_sparse_tables_gets_its_buckets_and_is_the_same_when_asked_again(world: MasterWorld) -> None:
+    told = world.job(A0, WIDE)
+    assert told.code == Code.OK, told.text
+    job = world.state.jobs[1]
+    assert [table.buckets for table in job.spec.tables] == [0, 8, 8] and job.spec.tables[0].block_bytes
+    assert sorted(job.seats) == ranges_used(job.spec, 256) and job.servers() == [S0, S1]
+    assert the_map(world.one(S0, m.MapTold)).spec == job.spec
+    assert world.job(A0, WIDE) == told._replace(request=told.request + 1)
+    assert world.job(A0, job.spec).job == 1  # with the buckets that the master chose
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"lr_scale": "linear"}, "lr_scale = 'none', here 'linear'"),
+        ({"lr_warmup": 5}, "lr_warmup = 0, here 5"),
+        ({"bell": "sem"}, "bell = 'fifo', here 'sem'"),
+        ({"memory_bytes": 1 << 30}, "memory_bytes = 0"),
+        ({"snapshot_every": 10}, "snapshot_every = 0, here 10"),
+        ({"stop_clock": 9}, "stop_clock = 0, here 9"),
+        ({"pieces": 3}, "pieces = 0, here 3"),
+        ({"passes": 2}, "passes = 0, here 2"),
+        ({"tables": (WIDE.tables[0], SPARSE, TableSpec("s", (0, 2), "sparse"))}, "table s: index = 'str', here ''"),
+        ({"tables": (WIDE.tables[0], TableSpec("e", (9, 16), "sparse", optimizer="adam"), WIDE.tables[2])}, "table e: shape"),
+        ({"tables": (WIDE.tables[0], TableSpec("e", (16,)), WIDE.tables[2])}, "table e: shape"),
+        ({"tables": (WIDE.tables[0], SPARSE.with_buckets(2), WIDE.tables[2])}, "table e: buckets = 8, here 2"),
+    ],
+)
+def test_every_field_of_a_job_is_compared_with_the_running_one(world: MasterWorld, more: dict[str, Any], text: str) -> None:
+    world.job(A0, WIDE)
+    told = world.job(A0, replace(WIDE, **more))
+    assert told.code == Code.COLLIDE and text in told.text, told.text
+    assert world.state.jobs[1].spec == the_map(world.take(S0, m.MapTold)[-1]).spec
+
+
+def test_buckets_count_against_what_messages_hold(world: MasterWorld) -> None:
+    many = tuple(TableSpec(f"e{n}", (0, 1), "sparse", buckets=4096) for n in range(260))
+    told = world.job(A0, JobSpec("job", 1, many))
+    assert told.code == Code.RANGE and "1064960 blocks and buckets, at most 1048576" in told.text
+    told = world.job(A0, JobSpec("job", 1, many[:250]))
+    assert told.code == Code.OK, told.text
 
 
 def test_a_name_may_be_used_again_when_its_agent_is_surely_gone(world: MasterWorld) -> None:
