@@ -26,10 +26,11 @@ from ..channel import AgentChannel, adopt, agent_number
 from ..create import Channel, create_channel
 from ..files import DiskFiles
 from ..info import Info, environment, without
-from ..root import boot_id
+from ..root import boot_id, remove_channel
 from .faults import Fault, Killed, Script
 from .server import PlainServer
 from .talk import Talk
+from .watch import Watch
 
 _QUIT = b"q"
 _LEAVE_MAX = 100  # workers whose end can be told: one byte each, below the letter above
@@ -39,7 +40,13 @@ class ScriptedAgent:
     """Serves the channels of one job in a thread.  `with ScriptedAgent(spec) as agent: ... agent.environment(0)`."""
 
     def __init__(
-        self, spec: JobSpec, faults: Sequence[Fault | str] = (), root: Path | None = None, gen: int = 1, clock: int = 0
+        self,
+        spec: JobSpec,
+        faults: Sequence[Fault | str] = (),
+        root: Path | None = None,
+        gen: int = 1,
+        clock: int = 0,
+        watch: Watch | None = None,
     ) -> None:
         self.spec = spec
         self.script = Script(faults)
@@ -52,7 +59,7 @@ class ScriptedAgent:
         self.kept: list[Channel] = [create_channel(self.root, info) for info in self.infos]
         self._root_fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
         self.talks = [
-            Talk(worker, kept, adopt(self._root_fd, kept.name, agent_number()), self.server, self.script)
+            Talk(worker, kept, adopt(self._root_fd, kept.name, agent_number()), self.server, self.script, watch or Watch())
             for worker, kept in enumerate(self.kept)
         ]
         self.deaths = 0
@@ -81,6 +88,7 @@ class ScriptedAgent:
                 channel.close()
         for kept in self.kept:
             kept.close()
+            remove_channel(self._root_fd, kept.name)  # the script may have let go of it without that
         self._poll.close()
         for fd in (self._root_fd, self._wake_r, self._wake_w):
             os.close(fd)
@@ -124,6 +132,7 @@ class ScriptedAgent:
         server = self.server
         return {
             "param": {t.name: numbers.view(server.values, t).tolist() for t in self.infos[0].dense},
+            "rows": {t.spec.name: {row: t.rows[row].tolist() for row in sorted(t.rows)} for t in server.tables if t.spec.kind == "sparse"},
             "pushes": server.pushes,
             "clocks": server.finished,
             "closed": server.closed,

@@ -1,14 +1,18 @@
 """The script: which bad day befalls which request of which worker, and the agent's death before a store.
 
     repeat@S         the reply to S is given twice
-    stale@S          the reply to S-1 comes once more before the one to S
+    stale@S:SECONDS  the reply to the request before comes once more, so long before the one to S (0 if not said)
+    strange@S        the reply to S has keys that nobody knows, and lacks v=, n=, k= and lag=
     slow@S:SECONDS   the reply comes late
+    late@S:SECONDS   S is carried out so late: a `t=` may run out, and a push with async=1 is answered long before
+    fail@S:CODE      S, a push with async=1, is answered ok and fails later
     restart@S:K      the agent dies before its K-th store of request S (K from 1; `*` = before each in turn), another one
                      adopts the channel
     err@S:CODE       S is refused with that code, nothing is applied
     again@S          S is answered AGAIN first, and carried out when the program rings again
     stop@S           the stop rule fires at S: stop=1, and what would push or tick after it is answered STOP
     gone@S           the agent never comes back: the launcher answers GONE
+    vanish@S         agent and launcher end at S: nobody answers
 
 S may be `*`: every request.  Refuses to know what a request is.
 """
@@ -21,7 +25,7 @@ from typing import NamedTuple
 from ...core.errors import Code, UsageError
 
 EVERY = -1
-KINDS = ("repeat", "stale", "slow", "restart", "err", "again", "stop", "gone")
+KINDS = ("repeat", "stale", "strange", "slow", "late", "fail", "restart", "err", "again", "stop", "gone", "vanish")
 
 
 class Fault(NamedTuple):
@@ -36,7 +40,7 @@ class Fault(NamedTuple):
         seq, _colon, argument = rest.partition(":")
         if kind not in KINDS or not (seq == "*" or seq.isdigit()):
             raise UsageError(f"fault {text!r}: use kind@seq[:argument] with kind one of {', '.join(KINDS)}")
-        if kind == "err" and argument and argument not in Code.__members__:
+        if kind in ("err", "fail") and argument and argument not in Code.__members__:
             raise UsageError(f"fault {text!r}: {argument} is no code")
         return cls(kind, EVERY if seq == "*" else int(seq), argument)
 

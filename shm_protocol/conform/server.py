@@ -1,4 +1,7 @@
-"""The server behind the scripted agent: tables in numpy, clocks in plain lists, each push taken once."""
+"""The server behind the scripted agent: tables in numpy, clocks in plain lists, each push taken once, pieces of input.
+
+Refuses to know files and channels.
+"""
 
 from __future__ import annotations
 
@@ -7,43 +10,67 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...core.clock import ASP, BSP, Consistency
 from ...core.job import JobSpec
 from .. import numbers
 from ..info import Info
+from ..rows import Rows
+from .tables import PlainTable, Pushed
 
 
 class PlainServer:
-    """Tables in numpy, BSP or ASP over the workers, each push taken once."""
+    """BSP, SSP or ASP over the workers of one job."""
 
     def __init__(self, spec: JobSpec, info: Info) -> None:
         self.spec = spec
         self.info = info
-        self.values = numbers.aligned(info.cap_param)
+        self.consistency = Consistency.parse(spec.consistency)
+        self.tables = [PlainTable(number, table, spec.combine_of(table)) for number, table in enumerate(spec.tables)]
         self.last = [0] * spec.workers
         self.finished = [0] * spec.workers
         self.ticked = [0] * spec.workers  # seq of the last tick
         self.left: set[int] = set()
-        self.staged: dict[int, list[tuple[int, int, float, NDArray[np.uint8]]]] = {}
+        self.staged: dict[int, list[Pushed]] = {}
         self.closed = 0
         self.version = 0
         self.pushes = [0] * spec.workers
         self.initialised = False
+        self.stop_clock = spec.stop_clock
+        self._pieces = [(turn, piece) for turn in range(spec.passes or 1) for piece in range(spec.pieces)]
+        self._handed: dict[int, tuple[int, tuple[int, int] | None]] = {}  # worker -> seq of its last `next`, its piece
 
-    def push(self, worker: int, seq: int, clock: int, weight: float, buffer: NDArray[np.uint8]) -> None:
-        if seq <= self.last[worker]:
-            return  # a repeat after the agent's death
-        self.last[worker] = seq
-        self.pushes[worker] += 1
-        self.version += 1
-        self.staged.setdefault(clock, []).append((worker, seq, weight, buffer.copy()))
-        if self.spec.consistency == "asp":
-            self._apply(self.staged.pop(clock))
+    @property
+    def values(self) -> NDArray[np.uint8]:
+        """All dense tables as the program sees them: laid out like `param`, in its kinds of numbers."""
+        buffer = numbers.aligned(self.info.cap_param)
+        for table, of_info in zip(self.tables, self.info.tables):
+            if of_info.kind == "dense":
+                numbers.view(buffer, of_info)[:] = table.values
+        return buffer
 
-    def init(self, worker: int, seq: int, buffer: NDArray[np.uint8]) -> None:
+    # -- pushes and clocks
+
+    def init(self, worker: int, seq: int, dense: dict[int, Any]) -> None:
+        """The first offer is taken, for the tables whose first values the programs give."""
         if not self.initialised:
             self.initialised = True
-            self.values[:] = buffer
+            for number, values in dense.items():
+                self.tables[number].values = values.copy()
         self.last[worker] = max(self.last[worker], seq)
+
+    def push(self, clock: int, pushed: Pushed) -> None:
+        if pushed.seq <= self.last[pushed.worker]:
+            return  # a repeat after the agent's death
+        for rows in pushed.rows.values():
+            self.check_names(rows)
+        for number, rows in pushed.rows.items():
+            self.tables[number].keep_names(rows)
+        self.last[pushed.worker] = pushed.seq
+        self.pushes[pushed.worker] += 1
+        self.version += 1
+        self.staged.setdefault(clock, []).append(pushed)
+        if self.consistency.model != BSP:
+            self._apply(clock)
 
     def tick(self, worker: int, seq: int, clock: int) -> None:
         self.ticked[worker] = seq
@@ -56,34 +83,55 @@ class PlainServer:
         self.close()
 
     def close(self) -> None:
-        members = [n for n in range(self.spec.workers) if n not in self.left]
-        slowest = min((self.finished[n] for n in members), default=self.closed)
+        slowest = self.slowest
         while self.closed < slowest:
-            self._apply(self.staged.pop(self.closed, []))
+            self._apply(self.closed)
             self.closed += 1
 
-    def ready(self, clock: int) -> bool:
-        return self.spec.consistency == "asp" or self.closed >= clock
+    @property
+    def slowest(self) -> int:
+        """Clocks that every member has finished."""
+        members = [n for n in range(self.spec.workers) if n not in self.left]
+        return min((self.finished[n] for n in members), default=self.closed)
 
-    def _apply(self, pushes: list[tuple[int, int, float, NDArray[np.uint8]]]) -> None:
-        """Sum in order of worker and seq, divide by the weights (mean), one step of the optimizer."""
-        pushes.sort(key=lambda push: push[:2])
-        for table, of_info in zip(self.spec.tables, self.info.dense):
-            into = numbers.view(self.values, of_info)
-            parts = [(weight, numbers.view(buffer, of_info)) for _worker, _seq, weight, buffer in pushes]
-            if not parts:
-                continue
-            total: Any
-            if len(parts) == 1:
-                total = parts[0][1]
-            elif self.spec.combine_of(table) == "sum":
-                total = sum(part for _weight, part in parts)
-            else:
-                dtype = into.dtype.type
-                total = sum(dtype(weight) * part for weight, part in parts) / dtype(sum(weight for weight, _part in parts))
-            if table.optimizer == "sgd":
-                into -= into.dtype.type(table.setting("lr")) * total
-            elif table.optimizer == "add":
-                into += total
-            else:
-                into[:] = total
+    def lag(self, worker: int) -> int:
+        return max(0, self.finished[worker] - self.slowest)
+
+    def ready(self, clock: int) -> bool:
+        """Whether a worker in this clock may read."""
+        if self.consistency.model == ASP:
+            return True
+        return self.closed >= self.consistency.slowest_needed(clock)
+
+    def stops(self, worker: int) -> bool:
+        """Whether the worker has reached the stop clock."""
+        return bool(self.stop_clock) and self.finished[worker] >= self.stop_clock
+
+    def check_names(self, rows: Rows) -> None:
+        """Raises `RequestError` COLLIDE where a key has the hash of another one."""
+        self.tables[rows.table].check_names(rows)
+
+    def wanted(self, rows: Rows) -> NDArray[Any]:
+        """Rows as they are asked for."""
+        return self.tables[rows.table].wanted(rows)
+
+    def _apply(self, clock: int) -> None:
+        pushes = sorted(self.staged.pop(clock, []), key=lambda push: push[:2])
+        factor = self.spec.lr_factor(clock)
+        for table in self.tables:
+            table.apply(pushes, factor)
+
+    # -- pieces of input
+
+    def next_piece(self, worker: int, seq: int) -> tuple[int, int] | None:
+        """Turn and piece; the same request is answered the same.  None: nothing is left."""
+        known = self._handed.get(worker)
+        if known is None or known[0] != seq:
+            self._handed[worker] = seq, self._pieces.pop(0) if self._pieces else None
+        return self._handed[worker][1]
+
+    def give_back(self, worker: int) -> None:
+        """The worker was lost: its piece comes first in line again."""
+        _seq, piece = self._handed.pop(worker, (0, None))
+        if piece is not None:
+            self._pieces.insert(0, piece)
