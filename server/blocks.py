@@ -5,8 +5,7 @@ Whatever cannot be taken raises `RequestError` and leaves no trace.  Knows neith
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ class Blocks:
         self.places = {(piece.table, piece.block.number): Place(job, piece) for piece in pieces}
         self.nbytes = sum(place.nbytes for place in self.places.values())
         self._memory = memory
+        self._kept: list[dict[Place, Array]] = []  # values that snapshots hold
 
     # -- messages
 
@@ -49,14 +49,15 @@ class Blocks:
             raise RequestError(Code.RANGE, "a block comes twice in one message")
         return items
 
-    def show(self, segments: Sequence[Segment]) -> tuple[tuple[Segment, ...], tuple[Array, ...]]:
-        """The visible values by reference: whoever replaces them leaves these arrays alone until they are sent."""
+    def show(self, segments: Sequence[Segment], kept: Mapping[Place, Array] | None = None) -> tuple[tuple[Segment, ...], tuple[Array, ...]]:
+        """The visible values, or those of a snapshot, by reference: whoever replaces them leaves these arrays alone until they are sent."""
         places = [self.place(segment) for segment in segments]
+        memory = self._memory
         try:
-            payload = tuple(self._memory.show(place.current(self._memory)) for place in places)
+            payload = tuple([memory.show(place.current(memory) if kept is None else kept[place]) for place in places])
         except MemoryError:
             raise _no_memory(places) from None
-        return tuple(place.segment for place in places), payload
+        return tuple([place.segment for place in places]), payload
 
     def place(self, segment: Segment) -> Place:
         place = self.places.get((segment.table, segment.block))
@@ -77,7 +78,7 @@ class Blocks:
             new.append((place, values))
         return new
 
-    def closed(self, plan: dict[Place, Parts], totals: dict[int, float], scalars: Scalars) -> News:
+    def closed(self, plan: Mapping[Place, Parts], totals: Mapping[int, float], scalars: Scalars) -> News:
         """What the blocks will hold after a close; `totals` are the weights of all members, by table."""
         new: News = []
         for place, parts in plan.items():
@@ -112,14 +113,34 @@ class Blocks:
         return new
 
     def replace(self, items: News) -> None:
-        """Make new values visible."""
+        """Make new values visible.  Those that a snapshot holds stay as they are, for it alone."""
         for place, state in items:
+            old = place.state
+            if old is not None and any([kept.get(place) is old.values for kept in self._kept]):
+                place.state = None
+                for slot in old.slots:
+                    self._memory.give(slot)
             place.replace(state, self._memory)
 
     def take_back(self, items: News) -> None:
         """They will never be visible."""
         for place, state in items:
             place.take_back(state, self._memory)
+
+    # -- snapshots
+
+    def keep(self) -> dict[Place, Array]:
+        """The values of all blocks, which nobody changes while a snapshot holds them.  Raises MemoryError."""
+        kept = {place: place.current(self._memory) for place in self.places.values()}
+        self._kept.append(kept)
+        return kept
+
+    def let_go(self, kept: dict[Place, Array]) -> None:
+        """A snapshot is over."""
+        self._kept = [other for other in self._kept if other is not kept]
+        for place, values in kept.items():
+            if place.values is not values and all([other.get(place) is not values for other in self._kept]):
+                self._memory.give(values)
 
     def _step(self, place: Place, mix: Mix, scalars: tuple[float, ...], done: News) -> State | None:
         try:
@@ -135,11 +156,10 @@ class Blocks:
         return total
 
 
-def _mix(place: Place, parts: Parts, totals: dict[int, float]) -> Mix | None:
+def _mix(place: Place, parts: Parts, totals: Mapping[int, float]) -> Mix | None:
     if not place.mean:
         return Mix.sum_of(parts.arrays)
-    total = totals.get(place.table, math.fsum(parts.weights))
-    return Mix.mean_of(parts.arrays, parts.weights, total)
+    return Mix.mean_of(parts.arrays, parts.weights, parts.total(totals, place.table))
 
 
 def _mismatch(place: Place, segment: Segment) -> str:

@@ -31,7 +31,7 @@ class Closing:
             if held is None:
                 continue
             if held.closed == self._close.clock:
-                budget_bytes -= held.blocks.nbytes
+                budget_bytes -= held.closing_bytes(self._close.clock)
             emit(held.on_message(self._sender, self._close, now_us))
             if held.closed > self._close.clock:
                 self._closed.append(held.number)

@@ -14,3 +14,13 @@ class JobFailed(NamedTuple):
 
 class Turn(NamedTuple):
     """Perform what was given so far, then feed this back at once: a long close goes on while its first answers travel."""
+
+
+class WarmUp(NamedTuple):
+    """Bring in the compiled part for rows of sparse tables, beside the loop: it takes seconds.  Answered by `Warm`."""
+
+
+class Warm(NamedTuple):
+    """Rows can be kept from here on; or why they never can."""
+
+    problem: str = ""

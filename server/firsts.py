@@ -37,16 +37,33 @@ def fill(table: TableSpec, seed: int, start: int, stop: int, out: Array) -> None
         out.fill(0)
         return
 
-    key = mix(seed ^ name_hash(table.name))
     for at in range(start, stop, _CHUNK):
         end = min(at + _CHUNK, stop)
-        elements = np.arange(at, end, dtype=np.uint64)
-        if table.init == "uniform":
-            low, high = table.init_setting("low"), table.init_setting("high")
-            values = low + (high - low) * _fractions(key, elements)
-        else:
-            values = table.init_setting("scale") * _normals(key, elements)
-        out[at - start : end - start] = values
+        out[at - start : end - start] = _drawn(table, seed, np.arange(at, end, dtype=np.uint64))
+
+
+def fill_rows(table: TableSpec, seed: int, rows: Counters, out: Array) -> None:
+    """Write the first values of some rows of a sparse table into `out` (rows, width).
+
+    Column j of row r is element r x width + j, modulo 2^64: the same as in a dense table of that name and shape.
+    """
+    if table.init not in ("normal", "uniform"):
+        out.fill(0)
+        return
+
+    columns = np.arange(table.width, dtype=np.uint64)
+    step = max(1, _CHUNK // table.width)
+    for at in range(0, len(rows), step):
+        elements = rows[at : at + step, None] * np.uint64(table.width) + columns
+        out[at : at + step] = _drawn(table, seed, elements.reshape(-1)).reshape(elements.shape)
+
+
+def _drawn(table: TableSpec, seed: int, elements: Counters) -> Array:
+    key = mix(seed ^ name_hash(table.name))
+    if table.init == "uniform":
+        low, high = table.init_setting("low"), table.init_setting("high")
+        return low + (high - low) * _fractions(key, elements)
+    return table.init_setting("scale") * _normals(key, elements)
 
 
 def _fractions(key: int, elements: Counters) -> Array:

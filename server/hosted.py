@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from ..core.errors import Code
 from ..core.job import JobSpec
-from ..core.jobmap import JobMap, Piece, pieces
+from ..core.jobmap import Bucket, JobMap, Piece, buckets, pieces
 from ..core.limits import Limits
 from .clock import ClockMachine
 from .memory import Memory
+from .pool import Pool
 from .range import RangeMachine
 
 
 class Hosted:
     """Ranges and clock come into being with the first map that names this server, and go with the job."""
 
-    def __init__(self, name: str, number: int, limits: Limits, memory: Memory) -> None:
+    def __init__(self, name: str, number: int, limits: Limits, memory: Memory, left: Callable[[], int]) -> None:
         self.number = number
         self.ranges: dict[int, RangeMachine] = {}
         self.clock: ClockMachine | None = None
@@ -23,11 +27,14 @@ class Hosted:
         self.keeper = ("", 0)  # who keeps the job's clock, under which epoch
         self.nbytes = 0  # of values and optimizer state that the ranges here have when all are touched
         self.checked_token = 0  # cluster token up to which the map is known to be the newest
-        self.full = ""  # why the job's values have no room here
+        self.refusal: tuple[Code, str] | None = None  # why the job's values cannot be here
+        self.pool = Pool(left)
+        self.sparse = False  # the job has a sparse table
         self._name = name
         self._limits = limits
         self._memory = memory
         self._pieces: dict[int, list[Piece]] = {}
+        self._buckets: dict[int, list[Bucket]] = {}
 
     @property
     def spec(self) -> JobSpec:
@@ -39,6 +46,9 @@ class Hosted:
         if self.map is None:
             for piece in pieces(new.spec, new.ring_ranges):
                 self._pieces.setdefault(piece.range, []).append(piece)
+            for bucket in buckets(new.spec, new.ring_ranges):
+                self._buckets.setdefault(bucket.range, []).append(bucket)
+            self.sparse = bool(self._buckets)
             self.clock_range = new.clock_range
         self.map, self.token = new, new.token
         self.keeper = (new.primary(self.clock_range), new.epoch(self.clock_range))
@@ -49,10 +59,13 @@ class Hosted:
             held = self.ranges.get(number)
             if held is None:
                 held = self.ranges[number] = RangeMachine(
-                    new.number, number, new.spec, self._pieces.get(number, ()), self._memory, self._limits, item.epoch, new.token
-                )
+                    new.number, number, new.spec, self._pieces.get(number, ()), self._buckets.get(number, ()), self._memory,
+                    self.pool, self._limits, item.epoch, new.token,
+                )  # fmt: skip
             held.epoch, held.token = item.epoch, new.token
-        self.nbytes = sum(held.blocks.nbytes for held in self.ranges.values())
+        self.nbytes = self.pool.dense = sum(held.blocks.nbytes for held in self.ranges.values())
+        servers = {item.primary for item in new.ranges.values()} - {""}
+        self.pool.share = -(-new.spec.memory_bytes // max(1, len(servers)))
         self._place_clock(new)
 
     def _place_clock(self, new: JobMap) -> None:
@@ -78,7 +91,7 @@ class Hosted:
 
     def untouched_bytes(self) -> int:
         """Promised room: values that no array holds yet."""
-        if self.full:
+        if self.refusal is not None:
             return 0
         return sum(place.owed_bytes for held in self.ranges.values() for place in held.blocks.places.values())
 
@@ -86,7 +99,15 @@ class Hosted:
         """A model that does not fit is refused when it comes, not by the system when it is half trained."""
         if self.nbytes <= room_bytes:
             return
-        self.full = (
-            f"job {self.spec.name!r} needs {self.nbytes} bytes on server {name}, which has {max(0, room_bytes)} left; "
-            "add servers, or make the tables smaller"
-        )
+        text = f"job {self.spec.name!r} needs {self.nbytes} bytes on server {name}, which has {max(0, room_bytes)} left"
+        self.refusal = (Code.NOSPC, f"{text}; add servers, or make the tables smaller")
+
+    @property
+    def full(self) -> str:
+        """Why the job's values cannot be here, "" if they can."""
+        return self.refusal[1] if self.refusal is not None else ""
+
+    @property
+    def row_count(self) -> int:
+        """Rows of sparse tables here."""
+        return sum(held.contents.buckets.count for held in self.ranges.values())

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import threading
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +14,7 @@ import numpy as np
 from ..core.limits import Limits
 from ..runtime.log import LogFile
 from ..runtime.node import Node, node_name, run_node
-from .effects import Turn
+from .effects import Turn, Warm, WarmUp
 from .link import Identity
 from .node import ServerMachine
 
@@ -35,12 +38,40 @@ def run_server(
 
     def make(node: Node) -> ServerMachine:
         node.performers[Turn] = lambda effect: node.feed("", effect)
+        node.performers[WarmUp] = lambda effect: warm_up(node)
         identity = Identity(
             node.name, socket.gethostname(), node.network.endpoint, os.getpid(), f"numpy {np.__version__}", master, master_endpoint
         )
         return ServerMachine(identity, limits, node.is_lent, free_bytes)
 
     return run_node(make, node_name(id_), endpoint, limits=limits, log=log, ready_on="registered")
+
+
+def warm_up(node: Node) -> None:
+    """Import what numba compiles in a thread of its own: the loop goes on beating meanwhile."""
+
+    def done(problem: str | None) -> None:
+        assert problem is not None, "the compiled part for rows broke down: its thread has written why"
+        node.feed("", Warm(problem))
+
+    def work() -> None:
+        problem = None
+        try:
+            problem = rows_problem()
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: this process ends
+                node.loop.call_soon_threadsafe(done, problem)
+
+    threading.Thread(target=work, name="warm-up", daemon=True).start()
+
+
+def rows_problem() -> str:
+    """Compile and import what rows need; the sentence why that cannot be, or ""."""
+    try:
+        import_module(".rowindex", __package__)
+    except (ImportError, OSError) as error:
+        return f"numba cannot be used here ({error}); install plugml with its dependencies on this host"
+    return ""
 
 
 def free_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:

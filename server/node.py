@@ -21,11 +21,13 @@ from ..core.limits import Limits
 from ..wire import messages as m
 from ..wire.codec import NO_RANGE
 from .closing import Closing
-from .effects import JobFailed, Turn
+from .effects import JobFailed, Turn, Warm
 from .hosted import Hosted
 from .link import Identity, MasterLink
 from .memory import Array, Memory, never_lent
+from .warmth import State, Warmth
 
+_READS = (m.Pull, m.PullAt, m.Scan)
 _OF_MASTER = frozenset({m.MapTold, m.Registered, m.BeatAck, m.Done})
 
 
@@ -43,10 +45,11 @@ class ServerMachine:
         self.name = identity.node
         self.jobs: dict[int, Hosted] = {}
         self.link = MasterLink(identity, limits)
-        self.counters = {"pushes": 0, "pulls": 0, "ticks": 0, "closes": 0, "refused": 0, "nacks": 0, "dropped": 0}
+        self.counters = {"pushes": 0, "pulls": 0, "ticks": 0, "nexts": 0, "closes": 0, "refused": 0, "nacks": 0, "dropped": 0}
         self._limits = limits
         self._memory = Memory(is_lent)
         self._room = room
+        self._warmth = Warmth(limits)
         self._ended: dict[int, int] = {}  # job -> token of the map that ended it
         self._linked: dict[str, str] = {}  # other servers that our clocks speak to, with their endpoints
         self._closings: deque[Closing] = deque()
@@ -55,11 +58,11 @@ class ServerMachine:
         self._effects: list[Any] = []
         self._now_us = 0
         self._handlers: dict[type[Any], Callable[[str, Any], None]] = {
-            **dict.fromkeys((m.Push, m.Pull, m.Init, m.LastAsk), self._on_range),
-            **dict.fromkeys((m.Join, m.Tick, m.Leave, m.StandingAsk, m.ClaimAsk, m.InitDone), self._on_clock),
+            **dict.fromkeys((m.Push, m.Pull, m.PullAt, m.Scan, m.Init, m.LastAsk), self._on_range),
+            **dict.fromkeys((m.Join, m.Tick, m.Leave, m.StandingAsk, m.ClaimAsk, m.InitDone, m.StopAsk, m.NextAsk), self._on_clock),
             **dict.fromkeys((m.CloseAck, m.RosterAck), self._on_clock_ack),
             m.Close: self._on_close, m.Roster: self._on_roster, m.MapTold: self._on_map, m.Registered: self._on_registered,
-            m.BeatAck: self._on_beat_ack, m.Done: self._on_done, Turn: self._on_turn,
+            m.BeatAck: self._on_beat_ack, m.Done: self._on_done, Turn: self._on_turn, Warm: self._on_warm,
         }  # fmt: skip
 
     # -- surface of a machine
@@ -68,12 +71,15 @@ class ServerMachine:
         """Whatever a server is sent.  A peer that breaks the protocol is logged, and nothing of its message is done."""
         self._memory.begin_event()
         self._now_us = now_us
+        self._do(sender, message)
+        return self._finish()
+
+    def _do(self, sender: str, message: Any) -> None:
         try:
             self._handler(sender, message)(sender, message)
         except PeerError as error:
             self.counters["dropped"] += 1
             self._effects.append(Log("peer_dropped", {"node": sender, "text": str(error)}))
-        return self._finish()
 
     def _handler(self, sender: str, message: Any) -> Callable[[str, Any], None]:
         handler = self._handlers.get(type(message))
@@ -135,27 +141,47 @@ class ServerMachine:
             self.counters["pushes"] += 1
         elif kind is m.Pull:
             self.counters["pulls"] += 1
-        if hosted.full:
-            self._refuse_full(sender, message, hosted)
-            return
-        self._emit(held.on_message(sender, message, self._now_us))
+        if hosted.refusal is not None:
+            self._refuse_all(sender, message, hosted, *hosted.refusal)
+        elif hosted.sparse and not self._warmth.warm:
+            self._warmth.keep(sender, message)
+        else:
+            self._emit(held.on_message(sender, message, self._now_us))
 
-    def _refuse_full(self, sender: str, message: Any, hosted: Hosted) -> None:
-        """Every request for numbers that have no room here is told so."""
-        worker, gen, seq, request = m.NOBODY, 0, 0, 0
-        if isinstance(message, m.Push) and message.components:
-            worker, gen, seq = message.components[0][:3]
+    def _refuse_all(self, sender: str, message: Any, hosted: Hosted, code: Code, text: str) -> None:
+        """Every request for numbers that cannot be here is told so."""
+        streams = [(m.NOBODY, 0, 0)]
+        if isinstance(message, m.Push):
+            streams = [component[:3] for component in message.components]
         elif isinstance(message, m.Init):
-            seq = message.claim
-        elif isinstance(message, m.Pull):
-            worker, gen, request = message.worker, message.gen, message.request
-        elif isinstance(message, m.LastAsk):
-            worker, gen = message.worker, message.gen
+            streams = [(m.NOBODY, 0, message.claim)]
+        elif isinstance(message, (m.Pull, m.LastAsk)):
+            streams = [(message.worker, message.gen, 0)]
+        request = message.request if isinstance(message, _READS) else 0
         self.counters["refused"] += 1
-        refusal = m.Refuse(
-            message.job, message.range, message.epoch, hosted.token, request, worker, gen, seq, int(Code.NOSPC), hosted.full
-        )  # fmt: skip
-        self._effects.append(Send(sender, refusal))
+        for worker, gen, seq in streams:
+            refusal = m.Refuse(
+                message.job, message.range, message.epoch, hosted.token, request, worker, gen, seq, int(code), text
+            )  # fmt: skip
+            self._effects.append(Send(sender, refusal))
+
+    # -- the compiled part for rows
+
+    def _on_warm(self, sender: str, warm: Warm) -> None:
+        """What waited for it is done in the order in which it came."""
+        kept = self._warmth.came(warm.problem)
+        if warm.problem:
+            self._effects.append(Log("rows_impossible", {"text": warm.problem}))
+            for hosted in self.jobs.values():
+                self._refuse_if_impossible(hosted)
+        for asker, message in kept:
+            self._do(asker, message)
+
+    def _refuse_if_impossible(self, hosted: Hosted) -> None:
+        if hosted.sparse and hosted.refusal is None and self._warmth.state is State.BROKEN:
+            text = f"server {self.name} cannot keep the sparse tables of job {hosted.spec.name!r}: {self._warmth.problem}"
+            hosted.refusal = (Code.INTERNAL, text)
+            self._effects += self.link.job_failed(hosted.number, text, self._now_us)
 
     # -- clocks
 
@@ -171,6 +197,8 @@ class ServerMachine:
             self.counters["ticks"] += 1
             if message.seq and not hosted.holds(message.ranges, message.worker, message.gen, message.seq):
                 return  # it rode behind a push that is not held here: it comes again when that is acked
+        elif type(message) is m.NextAsk:
+            self.counters["nexts"] += 1
         self._emit(clock.on_message(sender, message, self._now_us))
 
     def _on_clock_ack(self, sender: str, message: Any) -> None:
@@ -231,7 +259,7 @@ class ServerMachine:
         if message.token > token or (message.job not in self.jobs and message.job not in self._ended):
             self._ask_map(message.job, message.token)
         self.counters["nacks"] += 1
-        request = message.request if isinstance(message, m.Pull) else 0
+        request = message.request if isinstance(message, _READS) else 0
         self._effects.append(Send(sender, m.Nack(message.job, number, epoch, token, request)))
 
     def _token_of(self, job: int) -> int:
@@ -263,15 +291,22 @@ class ServerMachine:
 
     def _host(self, new: JobMap) -> None:
         """Make room for a job that is new here, or say that there is none."""
-        room_bytes = self._room() - sum(other.untouched_bytes() for other in self.jobs.values())
-        hosted = self.jobs[new.number] = Hosted(self.name, new.number, self._limits, self._memory)
+        room_bytes = self._left()
+        hosted = self.jobs[new.number] = Hosted(self.name, new.number, self._limits, self._memory, self._left)
         hosted.adopt(new)
         hosted.checked_token = max(new.token, self.link.token)
         hosted.refuse_if_full(room_bytes, self.name)
         fields = {"job": new.number, "name": new.spec.name, "ranges": len(hosted.ranges), "bytes": hosted.nbytes}
         self._effects.append(Log("job_hosted", {**fields, "clock": hosted.clock is not None}))
-        if hosted.full:
-            self._effects += self.link.job_failed(new.number, hosted.full, self._now_us)
+        if hosted.refusal is not None:
+            self._effects += self.link.job_failed(new.number, hosted.refusal[1], self._now_us)
+        elif hosted.sparse:
+            self._effects += self._warmth.wanted()
+            self._refuse_if_impossible(hosted)
+
+    def _left(self) -> int:
+        """Memory that the host has, less what was promised to dense tables."""
+        return self._room() - sum(hosted.untouched_bytes() for hosted in self.jobs.values())
 
     def _drop(self, new: JobMap) -> None:
         """The job has ended: its memory is free for others."""
@@ -318,8 +353,9 @@ class ServerMachine:
 
     def _counters(self) -> dict[str, int]:
         ranges = sum(len(hosted.ranges) for hosted in self.jobs.values())
-        nbytes = sum(hosted.nbytes for hosted in self.jobs.values())
-        return {**self.counters, "jobs": len(self.jobs), "ranges": ranges, "bytes": nbytes}
+        nbytes = sum(hosted.nbytes + hosted.pool.taken for hosted in self.jobs.values())
+        rows = sum(hosted.row_count for hosted in self.jobs.values())
+        return {**self.counters, "jobs": len(self.jobs), "ranges": ranges, "bytes": nbytes, "rows": rows}
 
     # -- what must always hold
 
@@ -327,6 +363,7 @@ class ServerMachine:
         assert not self._own and not self._effects, "an event left something undone"
         assert bool(self._closings) == self._turning
         assert len(self._ended) <= self._limits.jobs_max
+        self._warmth.check()
         for hosted in self.jobs.values():
             for held in hosted.ranges.values():
                 held.check()

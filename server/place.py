@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -143,10 +144,28 @@ News = list[tuple[Place, State]]  # what blocks will hold
 
 
 class Parts:
-    """What one block has to combine at a close, in the order of the sum."""
+    """What one block has to combine at a close, in the order of the sum.
 
-    __slots__ = ("arrays", "weights")
+    `pushed` weighs all pushes in them, and `beyond` those of them that no member's weight counts.
+    """
+
+    __slots__ = ("arrays", "weights", "pushed", "beyond")
 
     def __init__(self) -> None:
         self.arrays: list[Array] = []
         self.weights: list[float] = []
+        self.pushed = 0.0
+        self.beyond = 0.0
+
+    def add(self, array: Array, weight: float) -> None:
+        self.arrays.append(array)
+        self.weights.append(weight)
+
+    def weigh(self, weight: float, pushes: int, strange: int) -> None:
+        """An entry holds so many pushes of this weight, `strange` ones of those who are no members."""
+        self.pushed += pushes * weight
+        self.beyond += strange * weight
+
+    def total(self, totals: Mapping[int, float], table: int) -> float:
+        """What a mean divides by."""
+        return totals[table] + self.beyond if table in totals else self.pushed

@@ -13,58 +13,68 @@ members beyond the roster it was sent, and whether its messages arrive.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
 from ..core.effects import Effects, Send
 from ..core.errors import Code, PeerError, RequestError
 from ..core.job import JobSpec
-from ..core.jobmap import Piece
+from ..core.jobmap import Bucket, Piece
 from ..core.limits import Limits
 from ..wire import messages as m
 from .blocks import Blocks, Scalars
+from .contents import NOTHING, Contents, Load, Prepared
 from .effects import JobFailed
 from .log import Entry, Log
 from .memory import Memory
 from .parking import Parked, Parking
-from .place import Items, News
+from .pool import Pool
 from .shares import Shares
 from .staging import Staged, Staging
+from .streams import ASTRAY, FENCED, NEXT, SEEN, Streams
 
 WEIGHT_MAX = 2.0**53
-
-
-class Prepared(NamedTuple):
-    """What applying an entry will do: arrays to swap in, arrays to stage."""
-
-    replace: News
-    stage: Items
+_NO_CHANGE = Prepared([], [], NOTHING)
 
 
 class RangeMachine:
     """A machine without deadlines: everything happens because a message came."""
 
     def __init__(
-        self, job: int, number: int, spec: JobSpec, pieces: Sequence[Piece], memory: Memory, limits: Limits, epoch: int, token: int
-    ) -> None:
+        self, job: int, number: int, spec: JobSpec, pieces: Sequence[Piece], buckets: Sequence[Bucket], memory: Memory, pool: Pool,
+        limits: Limits, epoch: int, token: int,
+    ) -> None:  # fmt: skip
         self.job, self.number = job, number
         self.epoch, self.token = epoch, token
-        self.blocks = Blocks(spec, number, pieces, memory)
+        self.contents = Contents(spec, number, pieces, buckets, memory, pool)
         self.log = Log()
         self.version = 0  # log position of what is visible
         self.closed = 0  # clocks below this one are closed here
         self.claim = 0  # of the first values that were taken
-        self.rows: dict[int, tuple[int, int]] = {}  # worker -> (gen, seq of the last push taken)
+        self.streams = Streams()
         self.shares = Shares(spec.workers)
         self.failed = ""  # why nothing can go on
         self._limits = limits
         self._staging = Staging()
         self._parking = Parking(limits.parked_max)
 
+    @property
+    def blocks(self) -> Blocks:
+        return self.contents.blocks
+
+    @property
+    def rows(self) -> dict[int, tuple[int, int]]:
+        """By worker: its incarnation, and the seq of its last push taken."""
+        return self.streams.rows
+
+    def closing_bytes(self, clock: int) -> int:
+        """About how much a close of this clock reads and writes."""
+        return self.blocks.nbytes + self._staging.row_bytes(clock)
+
     # -- surface of a machine
 
     def on_message(self, sender: str, message: Any, now_us: int) -> list[Any]:
-        """Push, Pull, Init and LastAsk of agents; Close and Roster of the clock (their acks are the node's to give)."""
+        """Pushes, pulls, scans, first values of agents; Close and Roster of the clock (their acks are the node's to give)."""
         return list(_HANDLERS[type(message)](self, sender, message))
 
     def on_time(self, now_us: int) -> list[Any]:
@@ -76,42 +86,55 @@ class RangeMachine:
     # -- streams
 
     def _on_push(self, sender: str, push: m.Push) -> Effects:
-        """Take a push once, however often it arrives."""
-        if len(push.components) != 1:
-            raise PeerError(f"a push of {len(push.components)} components; this server takes one at a time")
-        component = push.components[0]
-        worker, gen, seq, prev, clock, _ = component
-        row_gen, last = self.rows.get(worker, (0, 0))
-        if gen < row_gen:
-            return [Send(sender, self._refuse(_fenced(worker, gen, row_gen), worker, gen, seq))]
-        if gen > row_gen:
-            last = 0  # a new incarnation counts from the start; it takes the row with its first push
-        if seq <= last:
-            return [Send(sender, self._ack(worker, gen, last))]
-        if prev > last:
-            return []  # a gap: an earlier push is still on its way, the agent sends both again
-        if prev < last:  # one that the agent had given up has come after all: it has to know before this one is in order
-            return [Send(sender, self._last_told(worker, gen, last))]
+        """Take a push once, however often it arrives.  A sum of several workers' pushes is taken as one, or not at all."""
+        components = push.components
+        if not components or len({component.worker for component in components}) != len(components):
+            raise PeerError(f"a push of {len(components)} components, which are not one worker's each")
+        looks = [self.streams.look(component) for component in components]
+        if any(look != NEXT for look in looks):
+            return self._not_next(sender, components, looks)
 
+        clock = components[0].clock
         try:
-            items = self.blocks.read(push.segments, push.payload)
-            staged = any([place.staged for place, _ in items])
+            load = self.contents.read(push.segments, push.payload)
+            staged = any([holder.staged for holder in load.holders()])
             if staged and clock > self.closed + 1:
                 return []  # too early to keep: the agent sends it again, when the clocks before it may have closed
-            self._check(component, staged)
-            scalars = self._scalars(component, items)
-            prepared = self._prepare(items, scalars)
+            self._check(components, staged)
+            scalars = self._scalars(components, load)
+            prepared = self.contents.prepare(load, scalars)
         except RequestError as refusal:
-            return [Send(sender, self._refuse(refusal, worker, gen, seq))]
+            return [Send(sender, self._refuse(refusal, *component[:3])) for component in components]
 
         self.log.append(push, tuple(scalars.items()))
-        self.rows[worker] = (gen, seq)
+        self.streams.measure(components, push.base, bool(scalars))
+        newer = self.streams.take(components)
         self._commit(prepared)
-        effects: list[Any] = [Send(sender, self._ack(worker, gen, seq))]
-        if gen > row_gen:
+        effects: list[Any] = [Send(sender, self._ack(*component[:3])) for component in components]
+        if newer:
             effects += self._fence_parked()
         if self._parking.count:
-            effects += self._answer(self._parking.take_for_push(worker))
+            for component in components:
+                effects += self._answer(self._parking.take_for_push(component.worker))
+        return effects
+
+    def _not_next(self, sender: str, components: Sequence[m.Component], looks: Sequence[int]) -> Effects:
+        """What a push is told that is not the next one of each of its streams."""
+        streams = self.streams
+        alive = [component for component, look in zip(components, looks) if look != FENCED]
+        effects = [
+            Send(sender, self._refuse(_fenced(worker, gen, streams.gen(worker)), worker, gen, seq))
+            for (worker, gen, seq, *_), look in zip(components, looks)
+            if look == FENCED
+        ]
+        lasts = tuple([(worker, gen, streams.last(worker, gen)) for worker, gen, *_ in alive])
+        if all(look == SEEN for look in looks):
+            return [Send(sender, self._ack(*last)) for last in lasts]
+        if lasts and (effects or SEEN in looks):  # the sum is of no use any more: each comes alone
+            return [*effects, Send(sender, m.Partial(self.job, self.number, self.epoch, self.token, lasts))]
+        # A gap alone: an earlier push is still on its way, the agent sends both again.  But if one that the agent had
+        # given up has come after all, it has to know before this one is in order.
+        effects += [Send(sender, self._last_told(*last)) for last, look in zip(lasts, looks) if look == ASTRAY]
         return effects
 
     def _on_last_ask(self, sender: str, ask: m.LastAsk) -> Effects:
@@ -124,10 +147,16 @@ class RangeMachine:
         """Whether this push of the stream is its last one here, and every copy has it."""
         return self.rows.get(worker) == (gen, seq) and self.log.committed == self.log.last
 
-    def _check(self, component: m.Component, staged: bool) -> None:
-        """Whether the push may be taken at all, its blocks aside.  Raises `RequestError`."""
+    def _check(self, components: Sequence[m.Component], staged: bool) -> None:
+        """Whether the push may be taken at all, its numbers aside.  Raises `RequestError`."""
         if self.failed:
             raise RequestError(Code.NONFINITE, self.failed)
+        if len({component[4:] for component in components}) != 1:
+            raise RequestError(Code.RANGE, "a sum of pushes of different clocks or weights; send each alone")
+        for component in components:
+            self._check_component(component, staged)
+
+    def _check_component(self, component: m.Component, staged: bool) -> None:
         if component.worker >= self._limits.workers_max:
             raise RequestError(Code.RANGE, f"worker {component.worker}; from 0 to {self._limits.workers_max - 1}")
         if not 0.0 <= component.weight <= WEIGHT_MAX:  # NaN fails too
@@ -143,21 +172,16 @@ class RangeMachine:
             text = f"worker {component.worker} pushed more than {most} times in clock {component.clock}"
             raise RequestError(Code.RANGE, f"{text}; end the clock more often, or add the pushes up before sending them")
 
-    def _scalars(self, component: m.Component, items: Items) -> Scalars:
+    def _scalars(self, components: Sequence[m.Component], load: Load) -> Scalars:
         """Scalars of the steps that this push makes at once, by table."""
+        first, *others = components
         found: Scalars = {}
-        for place, _ in items:
-            if place.staged or place.table in found:
+        for holder in load.holders():
+            if holder.staged or holder.table in found:
                 continue
-            share = self.shares.share(place.table, component) if place.mean else 1.0
-            found[place.table] = place.scalars(component.clock, share)
+            share = self.shares.share(holder.table, first, others) if holder.mean else 1.0
+            found[holder.table] = holder.scalars(first.clock, share)
         return found
-
-    def _prepare(self, items: Items, scalars: Scalars) -> Prepared:
-        """Steps of ASP and SSP, made beside the visible values; of BSP what to keep.  Raises `RequestError`."""
-        at_once = [item for item in items if not item[0].staged]
-        stage = [item for item in items if item[0].staged] if len(at_once) < len(items) else []
-        return Prepared(self.blocks.stepped(at_once, scalars), stage)
 
     # -- the log
 
@@ -170,28 +194,33 @@ class RangeMachine:
         """Make an entry visible: only committed ones come here."""
         assert entry.version == self.version + 1
         self.version = entry.version
-        self.blocks.replace(prepared.replace)
+        self.contents.apply(prepared)
         message = entry.message
         if isinstance(message, m.Push):
-            for table, _ in entry.scalars:
-                self.shares.note(table, message.components[0])
-            if prepared.stage:
-                worker, gen, seq, _, clock, weight = message.components[0]
-                self._staging.add(clock, worker, Staged(gen, seq, weight, prepared.stage))
+            self._take_push(message.components, entry, prepared.staged)
         elif isinstance(message, m.Close):
             self._staging.drop(message.clock)
             self.closed = message.clock + 1
+            self.contents.closed(self.closed)
         elif isinstance(message, m.Init):
             self.claim = message.claim
         else:
             self._take_roster(message)
 
+    def _take_push(self, components: tuple[m.Component, ...], entry: Entry, staged: Load) -> None:
+        for table, _ in entry.scalars:
+            for component in components:
+                self.shares.note(table, component)
+        if entry.scalars:
+            self.streams.stepped(components, entry.version)
+        if staged.items or staged.groups:
+            self._staging.add(Staged(components, staged.items, self.contents.hold(staged)))
+
     def _take_roster(self, roster: m.Roster) -> None:
         """Members of clocks, and the newest gen of each worker: lower ones are fenced."""
         self.shares.take(roster)
         for worker, gen, _, _ in roster.members:
-            if gen > self.rows.get(worker, (0, 0))[0]:
-                self.rows[worker] = (gen, 0)
+            self.streams.fence(worker, gen)
 
     # -- the clock
 
@@ -201,21 +230,21 @@ class RangeMachine:
             return []
 
         plan = self._staging.plan(close.clock, close.members)
-        scalars = {place.table: place.scalars(close.clock) for place in plan}
+        scalars = {holder.table: holder.scalars(close.clock) for holder in plan.holders()}
         try:
-            new = self.blocks.closed(plan, dict(close.totals), scalars)
+            prepared = self.contents.close(plan, dict(close.totals), scalars)
         except RequestError as refusal:
             return self._fail(f"clock {close.clock} cannot be closed: {refusal.text}")
-        stepped = {place.table for place, _ in new}
+        stepped = {place.table for place, _ in prepared.news} | {step.rows.table for step in prepared.steps}
         self.log.append(close, tuple(item for item in scalars.items() if item[0] in stepped))
-        self._commit(Prepared(new, []))
+        self._commit(prepared)
         return self._answer(self._parking.take_for_close()) if self._parking.count else []
 
     def _on_roster(self, sender: str, roster: m.Roster) -> Effects:
         if roster.number <= self.shares.number:
             return []
         self.log.append(roster, ())
-        self._commit(Prepared([], []))
+        self._commit(_NO_CHANGE)
         return self._fence_parked()
 
     def _fail(self, reason: str) -> Effects:
@@ -249,18 +278,36 @@ class RangeMachine:
 
     def _values(self, pull: m.Pull) -> m.Values | m.Refuse:
         try:
-            segments, payload = self.blocks.show(pull.segments)
+            segments, payload = self.contents.show(pull.segments, pull.payload)
         except RequestError as refusal:
             return self._refuse_pull(refusal, pull)
         return m.Values(
             self.job, self.number, self.epoch, self.token, pull.request, self.version, self.closed, segments, payload
         )  # fmt: skip
 
+    def _on_pull_at(self, sender: str, pull: m.PullAt) -> Effects:
+        try:
+            segments, payload = self.contents.show_kept(pull.at, self.closed, pull.segments)
+        except RequestError as refusal:
+            return [Send(sender, self._refuse(refusal, m.NOBODY, 0, 0, pull.request))]
+        answer = m.Values(self.job, self.number, self.epoch, self.token, pull.request, self.version, pull.at, segments, payload)
+        return [Send(sender, answer)]
+
+    def _on_scan(self, sender: str, scan: m.Scan) -> Effects:
+        try:
+            segments, payload, follow = self.contents.scan(scan.at, self.closed, scan.cursor, scan.table, scan.bucket)
+        except RequestError as refusal:
+            return [Send(sender, self._refuse(refusal, m.NOBODY, 0, 0, scan.request))]
+        answer = m.Scanned(
+            self.job, self.number, self.epoch, self.token, scan.request, self.version, follow, scan.at or self.closed, segments, payload
+        )  # fmt: skip
+        return [Send(sender, answer)]
+
     def _fence_parked(self) -> list[Any]:
         """Refuse waiting pulls of incarnations that have a successor."""
         if not self._parking.count:
             return []
-        return self._answer(self._parking.take_if(lambda pull: pull.gen < self.rows.get(pull.worker, (0, 0))[0]))
+        return self._answer(self._parking.take_if(lambda pull: pull.gen < self.streams.gen(pull.worker)))
 
     # -- first values
 
@@ -272,18 +319,19 @@ class RangeMachine:
         try:
             if init.claim < self.claim:
                 raise RequestError(Code.FENCED, f"claim {self.claim} on the first values has taken the place of {init.claim}")
-            new = self.blocks.offered(self.blocks.read(init.segments, init.payload))
+            prepared = self.contents.offer(self.contents.read(init.segments, init.payload))
         except RequestError as refusal:
             return [Send(sender, self._refuse(refusal, m.NOBODY, 0, init.claim))]
 
         self.log.append(init, ())
-        self._commit(Prepared(new, []))
+        self._commit(prepared)
         return [ack]
 
     # -- answers
 
     def _ack(self, worker: int, gen: int, seq: int) -> m.PushAck:
-        return m.PushAck(self.job, self.number, self.epoch, self.token, worker, gen, seq)
+        behind = self.streams.behind(worker)
+        return m.PushAck(self.job, self.number, self.epoch, self.token, worker, gen, seq, behind)
 
     def _last_told(self, worker: int, gen: int, seq: int) -> m.LastTold:
         return m.LastTold(self.job, self.number, self.epoch, self.token, worker, gen, seq)
@@ -315,7 +363,7 @@ class RangeMachine:
     def digest(self) -> int:
         """Equal on all copies at an equal log position."""
         state = (self.version, self.closed, self.claim, sorted(self.rows.items()), self._staging.pushes())
-        return crc32(repr(state).encode(), self.blocks.digest())
+        return crc32(repr(state).encode(), self.contents.digest())
 
 
 def _fenced(worker: int, gen: int, newest: int) -> RequestError:
@@ -329,4 +377,6 @@ _HANDLERS: dict[type[Any], Any] = {
     m.LastAsk: RangeMachine._on_last_ask,
     m.Init: RangeMachine._on_init,
     m.Roster: RangeMachine._on_roster,
+    m.PullAt: RangeMachine._on_pull_at,
+    m.Scan: RangeMachine._on_scan,
 }

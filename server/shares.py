@@ -6,6 +6,8 @@ weighed; one that has not pushed yet is taken to weigh the mean of the others.  
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..wire.messages import Component, Roster
 
 
@@ -23,10 +25,15 @@ class Shares:
         self._members = sorted((worker, first, end) for worker, _, first, end in roster.members)
         self._totals.clear()
 
-    def share(self, table: int, component: Component) -> float:
-        """0 when nobody weighs anything: then there is no step.  The push may still be refused: `note` it when it is taken."""
+    def share(self, table: int, component: Component, others: Sequence[Component] = ()) -> float:
+        """0 when nobody weighs anything: then there is no step.  The push may still be refused: `note` it when it is taken.
+
+        A sum of several pushes of one weight makes the step of one of them, with all that was pushed; `others` are the rest.
+        """
         weights = self._weights.get(table, {})
-        if weights.get(component.worker) != component.weight:
+        if others:
+            total = self._total({**weights, **{other.worker: other.weight for other in (component, *others)}}, component, others)
+        elif weights.get(component.worker) != component.weight:
             total = self._total({**weights, component.worker: component.weight}, component)
         else:
             clock, total = self._totals.get(table, (-1, 0.0))
@@ -42,12 +49,11 @@ class Shares:
             weights[component.worker] = component.weight
             self._totals.pop(table, None)
 
-    def _total(self, weights: dict[int, float], component: Component) -> float:
-        """Sum of the weights of the members of the clock; the pusher counts even if the roster came too late."""
+    def _total(self, weights: dict[int, float], component: Component, others: Sequence[Component] = ()) -> float:
+        """Sum of the weights of the members of the clock; a pusher counts even if the roster came too late."""
         clock = component.clock
         workers = [worker for worker, first, end in self._members if first <= clock and (end < 0 or clock < end)]
-        if component.worker not in workers:
-            workers.append(component.worker)
+        workers += [pusher.worker for pusher in (component, *others) if pusher.worker not in workers]
         seen = [weights[worker] for worker in workers if worker in weights]
         unseen = len(workers) - len(seen)
         return sum(seen) * (len(workers) / len(seen)) if unseen else sum(seen)

@@ -2,55 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from ..wire.messages import Component
+from .buckets import Pushed, RowParts
 from .place import Items, Parts, Place
+from .rows import Rows
 
 
 class Staged(NamedTuple):
     """One push.  Its arrays are the received frames: nothing is copied until the close reads them."""
 
-    gen: int
-    seq: int
-    weight: float
+    components: tuple[Component, ...]
     items: Items
+    pushed: list[Pushed]
+
+
+class Plan(NamedTuple):
+    """For each block and bucket what the members pushed to it, in the order of the sum."""
+
+    blocks: dict[Place, Parts]
+    rows: dict[Rows, RowParts]
+
+    def holders(self) -> list[Place | Rows]:
+        return [*self.blocks, *self.rows]
 
 
 class Staging:
     """Bounded by whoever adds: at most two clocks, and so many pushes of a worker in each."""
 
     def __init__(self) -> None:
-        self._clocks: dict[int, dict[int, list[Staged]]] = {}
+        self._clocks: dict[int, dict[int, list[Staged]]] = {}  # a sum of several workers stands under the lowest
+        self._counts: dict[int, dict[int, int]] = {}
 
-    def add(self, clock: int, worker: int, staged: Staged) -> None:
-        self._clocks.setdefault(clock, {}).setdefault(worker, []).append(staged)
+    def add(self, staged: Staged) -> None:
+        clock = staged.components[0].clock
+        workers = [component.worker for component in staged.components]
+        self._clocks.setdefault(clock, {}).setdefault(min(workers), []).append(staged)
+        counts = self._counts.setdefault(clock, {})
+        for worker in workers:
+            counts[worker] = counts.get(worker, 0) + 1
 
     def count(self, clock: int, worker: int) -> int:
-        workers = self._clocks.get(clock)
-        return len(workers.get(worker, ())) if workers else 0
+        """Pushes of the worker that wait for this clock, as one of several too."""
+        counts = self._counts.get(clock)
+        return counts.get(worker, 0) if counts else 0
 
-    def plan(self, clock: int, members: Sequence[tuple[int, int]]) -> dict[Place, Parts]:
-        """For each block what the members pushed to it: by number of worker, then by seq.  Others' pushes are left out."""
-        workers = self._clocks.get(clock)
-        plan: dict[Place, Parts] = {}
-        if not workers:
-            return plan
-        for worker, gen in sorted(members):
-            for staged in workers.get(worker, ()):
-                if staged.gen != gen:
-                    continue  # an incarnation that did not live to tick this clock
-                for place, array in staged.items:
-                    parts = plan.get(place)
-                    if parts is None:
-                        parts = plan[place] = Parts()
-                    parts.arrays.append(array)
-                    parts.weights.append(staged.weight)
+    def row_bytes(self, clock: int) -> int:
+        """Bytes of rows that a close of this clock has to add up."""
+        return sum(pushed.values.nbytes for staged in self._of(clock) for pushed in staged.pushed)
+
+    def plan(self, clock: int, members: Sequence[tuple[int, int]]) -> Plan:
+        """By number of worker, then by seq.  Others' pushes are left out.
+
+        A sum counts if one of its workers is a member; what the others of it weigh, no member's weight holds: it comes
+        on top of the total.
+        """
+        plan = Plan({}, {})
+        ticked = set(members)
+        for staged in self._of(clock):
+            components = staged.components
+            strange = sum(component[:2] not in ticked for component in components)
+            if strange == len(components):
+                continue  # incarnations that did not live to tick this clock
+            weight = components[0].weight
+            for place, array in staged.items:
+                parts = plan.blocks.setdefault(place, Parts())
+                parts.add(array, weight)
+                parts.weigh(weight, len(components), strange)
+            for pushed in staged.pushed:
+                plan.rows.setdefault(pushed.rows, RowParts()).append(pushed, weight)
+            for rows in {pushed.rows for pushed in staged.pushed}:
+                plan.rows[rows].weigh(weight, len(components), strange)
         return plan
 
     def drop(self, clock: int) -> None:
         """The clock is closed: what was not summed is gone."""
         self._clocks.pop(clock, None)
+        self._counts.pop(clock, None)
 
     def clocks(self) -> list[int]:
         return sorted(self._clocks)
@@ -58,8 +88,13 @@ class Staging:
     def pushes(self) -> list[tuple[int, int, int, int]]:
         """(clock, worker, gen, seq) of everything that waits, in order."""
         return [
-            (clock, worker, staged.gen, staged.seq)
+            (clock, worker, gen, seq)
             for clock in sorted(self._clocks)
-            for worker in sorted(self._clocks[clock])
-            for staged in self._clocks[clock][worker]
+            for worker, gen, seq in sorted(component[:3] for staged in self._of(clock) for component in staged.components)
         ]
+
+    def _of(self, clock: int) -> Iterator[Staged]:
+        """Everything that waits for this clock, in the order of the sum."""
+        workers = self._clocks.get(clock, {})
+        for worker in sorted(workers):
+            yield from workers[worker]

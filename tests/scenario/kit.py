@@ -12,7 +12,7 @@ from plugml.core.job import JobSpec
 from plugml.core.jobmap import RUNNING, Assignment, JobMap, Piece, pieces, ranges_used
 from plugml.core.limits import Limits
 from plugml.core.table import DTYPE_CODES, TableSpec
-from plugml.server.effects import Turn
+from plugml.server.effects import Turn, Warm, WarmUp
 from plugml.server.link import Identity
 from plugml.server.memory import never_lent
 from plugml.server.node import ServerMachine, endless_room
@@ -79,7 +79,7 @@ class Box:
     def feed(self, server: str, sender: str, message: Any) -> None:
         """One event, and everything that follows from it."""
         machine = self.servers[server]
-        if isinstance(message, tuple) and type(message) is not Turn:
+        if isinstance(message, tuple) and type(message) not in (Turn, Warm):
             message = decode([bytes(frame) for frame in encode(message)])
         self._perform(server, machine.on_message(sender, message, self.now_us))
         if self.check:
@@ -113,6 +113,8 @@ class Box:
                 self.logs.append((server, effect))
             elif isinstance(effect, Turn):
                 self.feed(server, "", effect)
+            elif isinstance(effect, WarmUp):
+                self.feed(server, "", Warm())
             else:
                 assert isinstance(effect, (Connect, Disconnect)), effect
 

@@ -9,7 +9,7 @@ from plugml.agent.link import Identity as AgentIdentity
 from plugml.agent.machine import AgentMachine
 from plugml.core.limits import Limits
 from plugml.master.machine import MasterMachine
-from plugml.server.effects import Turn
+from plugml.server.effects import Turn, Warm, WarmUp
 from plugml.server.link import Identity as ServerIdentity
 from plugml.server.node import ServerMachine
 
@@ -28,7 +28,8 @@ def make_server(process: Process, limits: Limits) -> Any:
 
 
 def server_performers() -> dict[type[Any], Any]:
-    return {Turn: lambda effect: effect}  # fed back once what was given before has been performed
+    """Answers are fed back once what was given before has been performed."""
+    return {Turn: lambda effect: effect, WarmUp: lambda effect: Warm()}
 
 
 def make_agent(process: Process, limits: Limits, host: Host) -> Any:

@@ -92,8 +92,7 @@ def close_twice(original: Original) -> Original:
 
 def sum_dead_generations(original: Original) -> Original:
     def plan(self: Staging, clock: int, members: Any) -> Any:
-        workers = self._clocks.get(clock, {})
-        every = [(worker, staged.gen) for worker in workers for staged in workers[worker]]
+        every = [component[:2] for staged in self._of(clock) for component in staged.components]
         return original(self, clock, sorted({*members, *every}))
 
     return plan

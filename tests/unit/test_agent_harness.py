@@ -21,7 +21,7 @@ from plugml.core.job import JobSpec
 from plugml.core.jobmap import LOST, RUNNING, Assignment, JobMap, ranges_used
 from plugml.core.limits import Limits
 from plugml.core.table import TableSpec
-from plugml.server.effects import Turn
+from plugml.server.effects import Turn, Warm, WarmUp
 from plugml.server.link import Identity as ServerIdentity
 from plugml.server.node import ServerMachine
 from plugml.shm_protocol.channel import AgentChannel
@@ -307,6 +307,8 @@ class World:
             for effect in self.servers[name].on_message(*events.popleft(), self.now_us):
                 if isinstance(effect, Turn):
                     events.append(("", effect))
+                elif isinstance(effect, WarmUp):
+                    events.append(("", Warm()))
                 elif isinstance(effect, Send):
                     frames = [bytes(frame) for frame in codec.encode(effect.message)]
                     self._post(name, effect.to, codec.decode(frames))

@@ -1,0 +1,183 @@
+"""What one range holds of its job's tables, dense blocks and sparse rows together: read, stepped, shown, kept as snapshots.
+
+Whatever cannot be taken raises `RequestError` and leaves no trace.  Knows neither streams nor clocks nor the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Union
+
+from ..core.errors import Code, RequestError
+from ..core.job import JobSpec
+from ..core.jobmap import Bucket, Piece
+from ..wire.messages import ABSENT, BLOCK, BY_VALUE, IDS, Segment
+from .blocks import Array, Blocks, Scalars
+from .buckets import Buckets, Pushed
+from .memory import Memory
+from .place import Items, News, Place
+from .pool import Pool
+from .rowgroups import Group
+from .rows import Kept, Rows, Step
+from .staging import Plan
+
+Holder = Union[Place, Rows]
+
+SNAPSHOTS_KEPT = 2
+
+
+class Load(NamedTuple):
+    """The numbers of a message, as views of the received frames."""
+
+    items: Items
+    groups: list[Group]
+
+    def holders(self) -> list[Holder]:
+        """What they are for: blocks and buckets."""
+        return [*[place for place, _ in self.items], *[group.rows for group in self.groups]]
+
+    def split(self) -> tuple[Load, Load]:
+        """What is stepped at once, and what waits for a close."""
+        at_once = Load([item for item in self.items if not item[0].staged], [group for group in self.groups if not group.rows.staged])
+        staged = Load([item for item in self.items if item[0].staged], [group for group in self.groups if group.rows.staged])
+        return at_once, staged
+
+
+class Prepared(NamedTuple):
+    """What applying an entry will do: states to swap in, rows to step, numbers to keep for a close."""
+
+    news: News
+    steps: list[Step]
+    staged: Load
+
+
+NOTHING = Load([], [])
+
+
+class Snapshot(NamedTuple):
+    blocks: dict[Place, Array]
+    rows: dict[Rows, Kept]
+
+
+class Contents:
+    def __init__(
+        self, job: JobSpec, number: int, pieces: Sequence[Piece], buckets: Sequence[Bucket], memory: Memory, pool: Pool
+    ) -> None:
+        self.number = number
+        self.blocks = Blocks(job, number, pieces, memory)
+        self.buckets = Buckets(job, number, buckets, memory, pool)
+        self.kept: dict[int, Snapshot | None] = {}  # by clock; None where there was no memory for it
+        self._every = job.snapshot_every
+
+    # -- messages
+
+    def read(self, segments: Sequence[Segment], payload: Sequence[Any]) -> Load:
+        """The numbers of a push or of first values."""
+        if len(payload) != len(segments):
+            raise RequestError(Code.SIZE, f"{len(payload)} payloads for {len(segments)} segments")
+        if not self.buckets.held:
+            return Load(self.blocks.read(segments, payload), [])
+        dense: list[tuple[Segment, Any]] = []
+        sparse: list[tuple[Segment, Any]] = []
+        for part in zip(segments, payload):
+            (dense if part[0].kind == BLOCK else sparse).append(part)
+        items = self.blocks.read([segment for segment, _ in dense], [buffer for _, buffer in dense])
+        return Load(items, self.buckets.read(sparse, with_values=True))
+
+    def show(self, segments: Sequence[Segment], payload: Sequence[Any]) -> tuple[tuple[Segment, ...], tuple[Array, ...]]:
+        """Blocks by reference and copies of rows, in the order in which they are asked for."""
+        carried = [segment for segment in segments if segment.carry == BY_VALUE]
+        if len(carried) != len(payload):
+            raise RequestError(Code.SIZE, f"{len(payload)} payloads for {len(carried)} segments by value")
+        if not carried:
+            _check_absent(segments)
+            return self.blocks.show(segments)
+        dense = [segment for segment in segments if segment.kind == BLOCK]
+        _check_absent(dense)
+        groups = self.buckets.read([part for part in zip(carried, payload) if part[0].kind != BLOCK], with_values=False)
+        blocks, rows = iter(zip(*self.blocks.show(dense))), iter(groups)
+        found = []
+        for segment in segments:
+            if segment.kind == BLOCK:
+                found.append(next(blocks))
+            elif segment.kind == IDS:
+                found.append(self.buckets.show(next(rows)))
+        return tuple(segment for segment, _ in found), tuple(array for _, array in found)
+
+    # -- steps, beside what is visible
+
+    def prepare(self, load: Load, scalars: Scalars) -> Prepared:
+        """Steps of what is not staged, made beside the visible values; room for all rows that are new."""
+        at_once, staged = load.split()
+        self.buckets.admit(load.groups)
+        steps = self.buckets.stepped(at_once.groups, scalars)
+        return Prepared(self.blocks.stepped(at_once.items, scalars), steps, staged)
+
+    def close(self, plan: Plan, totals: Mapping[int, float], scalars: Scalars) -> Prepared:
+        """One step with what the members of a clock have pushed."""
+        steps = self.buckets.closed(plan.rows, totals, scalars)
+        return Prepared(self.blocks.closed(plan.blocks, totals, scalars), steps, NOTHING)
+
+    def offer(self, load: Load) -> Prepared:
+        """First values."""
+        if load.groups:
+            raise RequestError(Code.RANGE, f"{load.groups[0].rows} is sparse and takes no first values")
+        return Prepared(self.blocks.offered(load.items), [], NOTHING)
+
+    def apply(self, prepared: Prepared) -> None:
+        """Make steps visible."""
+        self.blocks.replace(prepared.news)
+        if prepared.steps:
+            self.buckets.take(prepared.steps)
+
+    def hold(self, load: Load) -> list[Pushed]:
+        """Rows that wait for a close have their places from here on."""
+        return self.buckets.hold(load.groups) if load.groups else []
+
+    # -- snapshots
+
+    def closed(self, clocks: int) -> None:
+        """So many clocks are closed: keep what there is, if this is one to keep.  The newest two are kept."""
+        if not self._every or clocks % self._every:
+            return
+        try:
+            self.kept[clocks] = Snapshot(self.blocks.keep(), self.buckets.keep())
+        except MemoryError:
+            self.kept[clocks] = None
+        while len(self.kept) > SNAPSHOTS_KEPT:
+            old = self.kept.pop(next(iter(self.kept)))
+            if old is not None:
+                self.blocks.let_go(old.blocks)
+
+    def show_kept(self, at: int, closed: int, segments: Sequence[Segment]) -> tuple[tuple[Segment, ...], tuple[Array, ...]]:
+        """Blocks as they were when `at` clocks were closed."""
+        snapshot = self._snapshot(at, closed)
+        _check_absent(segments)
+        return self.blocks.show(segments, snapshot.blocks)
+
+    def scan(self, at: int, closed: int, cursor: int, table: int, bucket: int) -> tuple[tuple[Segment, ...], tuple[Array, ...], int]:
+        """Rows of a bucket from a slot on, of the snapshot `at` or (0) as they are; and the slot to go on at, 0 = that was all."""
+        rows = self.buckets.rows(table, bucket)
+        return self.buckets.scan(rows, cursor, self._snapshot(at, closed).rows[rows] if at else None)
+
+    def _snapshot(self, at: int, closed: int) -> Snapshot:
+        if at > closed:
+            raise RequestError(Code.AGAIN, f"clock {at} is not closed yet; {closed} are")
+        if at not in self.kept:
+            kept = " and ".join(str(clock) for clock in self.kept) or "none"
+            raise RequestError(Code.RANGE, f"no snapshot of clock {at} is kept; every {self._every} clocks, the newest two: {kept}")
+        snapshot = self.kept[at]
+        if snapshot is None:
+            raise RequestError(Code.NOSPC, f"the server had no memory for the snapshot of clock {at}")
+        return snapshot
+
+    def digest(self) -> int:
+        return self.buckets.digest(self.blocks.digest())
+
+
+def _check_absent(segments: Sequence[Segment]) -> None:
+    for segment in segments:
+        if (segment.kind, segment.carry) != (BLOCK, ABSENT):
+            raise RequestError(
+                Code.SIZE, f"a pull names blocks without numbers, not kind {segment.kind} carried {segment.carry}"
+            )

@@ -1,0 +1,58 @@
+"""What the sparse tables of one job share on one server: the bytes that they may take, and working memory.
+
+Knows neither rows nor ranges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..core.errors import Code, RequestError
+from ..core.limits import MIB
+from .growing import Array, Column
+
+#: Bytes of memory that the host is asked about at once: the question costs more than a small push.
+ASKED_BYTES = 64 * MIB
+
+
+class Pool:
+    """`used` counts values and optimizer state of the rows here, `taken` all memory that they have.
+
+    `left()`: bytes of memory that the host has for them.
+    """
+
+    def __init__(self, left: Callable[[], int]) -> None:
+        self.share = 0  # most bytes of values and state on this server, dense tables too; 0 = no bound
+        self.dense = 0  # bytes of them that the dense tables have
+        self.used = 0
+        self.taken = 0
+        self._left = left
+        self._granted = 0  # bytes of memory that the host had, less what was taken since
+        self._places = Column(np.dtype(np.int32), 1)
+
+    def admit(self, nbytes: int, cost: int, names: str) -> None:
+        """Whether rows with so many bytes of values and state, `cost` with all that belongs to them, have room.  Raises `RequestError`."""
+        if self.share and self.dense + self.used + nbytes > self.share:
+            text = f"{names}: {nbytes} bytes of new rows do not fit, {self.dense + self.used} of this server's share of {self.share} are taken"
+            raise RequestError(Code.NOSPC, f"{text}; raise the job's memory_bytes, or push fewer rows")
+        if cost > self._granted:
+            left = self._left()
+            if cost > left:
+                text = f"{names}: new rows need {cost} bytes of memory, the server has {max(0, left)} left"
+                raise RequestError(Code.NOSPC, f"{text}; add servers, or push fewer rows")
+            self._granted = max(cost, min(left, ASKED_BYTES))
+
+    def take(self, nbytes: int, cost: int) -> None:
+        """They are there now."""
+        self.used += nbytes
+        self.taken += cost
+        self._granted -= cost
+
+    def places(self, count: int) -> Array:
+        """At least `count` numbers, each -1: whoever changes some puts them back.  Raises MemoryError."""
+        before = len(self._places.array)
+        self._places.reserve(count)
+        self._places.array[before:] = -1
+        return self._places.array[:, 0]

@@ -1,0 +1,208 @@
+"""One bucket of a sparse table: its rows with their values, optimizer state and number of steps, by slot.
+
+A row that is not here reads as its first value.  One that is here without a step (a push waits for its clock's close)
+holds its first value, and no scan shows it.  Steps are made beside: nothing changes before `take`.
+Pulls get copies, so that nothing that is still being sent ever changes.  Knows neither streams nor clocks nor the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
+
+from ..core.clock import BSP
+from ..core.errors import Code, RequestError
+from ..core.job import JobSpec
+from ..core.jobmap import Bucket
+from ..core.keys import table_hash
+from . import firsts
+from .growing import Column
+from .memory import Memory
+from .optimizers import KERNELS, advance_rows, working
+from .rownames import NAME_BYTES, Array, Ids, Keys, Names, Slots, kernels
+
+_STEPS_BYTES = 4
+_END_BYTES = 8  # of a key
+
+
+class Step(NamedTuple):
+    """What some rows will hold; nobody sees it before `Rows.take`."""
+
+    rows: Rows
+    ids: Ids
+    keys: Keys | None
+    slots: Slots  # -1 = the row comes into being
+    values: Array
+    state: tuple[Array, ...]
+    counts: Array  # number of this step, by row
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes
+
+
+class Kept(NamedTuple):
+    """The rows of a bucket as they were at a snapshot, by slot."""
+
+    values: Array
+    exists: Array
+
+
+class Rows:
+    """A row keeps its slot; slots are given in order of creation."""
+
+    __slots__ = (
+        "table", "spec", "number", "strings", "dtype", "kernel", "staged", "mean", "row_bytes", "state_bytes", "names", "_job",
+        "_full", "_words", "_state_words", "_values", "_state", "_steps",
+    )  # fmt: skip
+
+    def __init__(self, job: JobSpec, bucket: Bucket) -> None:
+        self.table, self.number = bucket.table, bucket.number
+        self.spec = job.tables[bucket.table]
+        self.strings = self.spec.index_name == "str"
+        self.dtype = self.spec.storage_dtype
+        self.kernel = KERNELS[self.spec.optimizer]
+        self.staged = job.consistency_of(self.spec).model == BSP
+        self.mean = job.combine_of(self.spec) == "mean"
+        work = working(self.dtype)
+        self.row_bytes = self.spec.width * self.dtype.itemsize
+        self.state_bytes = self.row_bytes + self.kernel.slots * self.spec.width * work.itemsize  # of values and state
+        self.names = Names(table_hash(job.name, self.spec.name), self.spec.buckets.bit_length() - 1, self.strings)
+        self._job = job
+        self._full = self.kernel.scalars(self.spec, 1.0, job.lr_full)
+        self._words, self._state_words = _word(self.row_bytes), _word(self.spec.width * work.itemsize)
+        self._values = Column(self.dtype, self.spec.width)
+        self._state = tuple([Column(work, self.spec.width) for _ in range(self.kernel.slots)])
+        self._steps = Column(np.dtype(np.uint32), 1)
+
+    def __str__(self) -> str:
+        return f"bucket {self.number} of table {self.spec.name!r}"
+
+    @property
+    def count(self) -> int:
+        """Rows that have a slot."""
+        return self.names.count
+
+    def cost(self, new: int, key_bytes: int) -> int:
+        """Bytes of memory that so many new rows take, all told."""
+        return new * (self.state_bytes + NAME_BYTES + _STEPS_BYTES) + (new * _END_BYTES + key_bytes if self.strings else 0)
+
+    def scalars(self, clock: int, share: float = 1.0) -> tuple[float, ...]:
+        """Of a step in this clock; the lr follows `lr_scale` and its warm-up."""
+        if share == 1.0 and clock >= self._job.lr_warmup:
+            return self._full
+        return self.kernel.scalars(self.spec, share, self._job.lr_factor(clock))
+
+    # -- reading
+
+    def read(self, ids: Ids, slots: Slots) -> Array:
+        """A copy of the rows' values, (rows, width).  Raises MemoryError."""
+        out = np.empty((len(ids), self.spec.width), self.dtype)
+        self._gather(self._values, slots, out, self._words)
+        missing = np.flatnonzero(slots < 0)
+        if len(missing) == len(ids):
+            firsts.fill_rows(self.spec, self._job.seed, ids, out)
+        elif len(missing):
+            fresh = np.empty((len(missing), self.spec.width), self.dtype)
+            firsts.fill_rows(self.spec, self._job.seed, ids[missing], fresh)
+            out[missing] = fresh
+        return out
+
+    def _read_state(self, slots: Slots) -> tuple[Array, ...]:
+        found = []
+        for column in self._state:
+            out = np.zeros((len(slots), self.spec.width), column.array.dtype)
+            self._gather(column, slots, out, self._state_words)
+            found.append(out)
+        return tuple(found)
+
+    def _read_steps(self, slots: Slots) -> Array:
+        out = np.zeros((len(slots), 1), np.uint32)
+        self._gather(self._steps, slots, out, _word(_STEPS_BYTES))
+        return out[:, 0]
+
+    # -- steps
+
+    def stepped(self, ids: Ids, keys: Keys | None, slots: Slots, update: Array, scalars: Sequence[float], memory: Memory) -> Step | None:
+        """What the rows will hold after a step with `update`; None if a number of it is not finite.  Raises MemoryError."""
+        out = self.read(ids, slots)
+        state = self._read_state(slots)
+        counts = self._read_steps(slots).astype(np.int64) + 1
+        if not advance_rows(self.kernel, out, update, state, out, state, counts, scalars, memory.scratch(self.dtype)):
+            return None
+        return Step(self, ids, keys, slots, out, state, counts)
+
+    def reserve(self, new: int, key_bytes: int) -> None:
+        """Room for so many more rows: adding them cannot fail then.  Raises MemoryError."""
+        for column in (self._values, *self._state, self._steps):
+            column.reserve(self.count + new)
+        self.names.reserve(new, key_bytes)
+
+    def take(self, step: Step) -> None:
+        """Make a step visible; room for new rows is reserved."""
+        slots = self.names.add(step.ids, step.slots, step.keys)
+        self._scatter(self._values, slots, step.values, self._words)
+        for column, new in zip(self._state, step.state):
+            self._scatter(column, slots, new, self._state_words)
+        counts = np.minimum(step.counts, 0xFFFFFFFF).astype(np.uint32).reshape(-1, 1)
+        self._scatter(self._steps, slots, counts, _word(_STEPS_BYTES))
+
+    def hold(self, ids: Ids, slots: Slots, keys: Keys | None) -> Slots:
+        """Slots for rows that a close may step: they hold their first values.  Room for new ones is reserved."""
+        first = self.count
+        slots = self.names.add(ids, slots, keys)
+        if self.count > first and self.spec.init in ("normal", "uniform"):
+            firsts.fill_rows(self.spec, self._job.seed, self.names.ids[first:], self._values.array[first : self.count])
+        return slots
+
+    @staticmethod
+    def _gather(column: Column, slots: Slots, out: Array, word: np.dtype[Any]) -> None:
+        kernels().gather(column.array.view(word), slots, out.view(word))
+
+    @staticmethod
+    def _scatter(column: Column, slots: Slots, new: Array, word: np.dtype[Any]) -> None:
+        kernels().scatter(column.array.view(word), slots, new.view(word))
+
+    # -- snapshots and scans
+
+    def keep(self) -> Kept:
+        """A copy of all values.  Raises MemoryError."""
+        count = self.count
+        return Kept(self._values.array[:count].copy(), self._steps.array[:count, 0] > 0)
+
+    def scan(self, cursor: int, most_bytes: int, kept: Kept | None) -> tuple[Ids, Keys | None, Array, int]:
+        """Rows from slot `cursor` on, of at most so many bytes but at least one, and the slot to go on at, 0 = no more."""
+        values = self._values.array if kept is None else kept.values
+        count = self.count if kept is None else len(kept.exists)
+        stop = min(count, cursor + max(1, most_bytes // (self.row_bytes + 8)))
+        if cursor >= stop:
+            cursor = stop
+        exists = self._steps.array[cursor:stop, 0] > 0 if kept is None else kept.exists[cursor:stop]
+        positions = np.flatnonzero(exists)
+        ids = self.names.ids[cursor:stop][positions]
+        keys = self.names.keys(cursor, stop).some(positions) if self.strings else None
+        return ids, keys, values[cursor:stop][positions], stop if stop < count else 0
+
+    def state(self, slots: Slots) -> tuple[tuple[Array, ...], Array]:
+        """Optimizer state and number of steps of some rows, for whoever compares."""
+        return self._read_state(slots), self._read_steps(slots)
+
+    def digest(self, total: int) -> int:
+        """Over everything, in order of slots."""
+        count = self.count
+        total = crc32(self.names.ids.tobytes(), total)
+        for column in (self._values, *self._state, self._steps):
+            total = crc32(column.array[:count].data if count else b"", total)
+        return crc32(self.names.keys(0, count).text.data, total) if self.strings and count else total
+
+
+def _word(row_bytes: int) -> np.dtype[Any]:
+    """The largest word that a row is made of."""
+    return np.dtype(np.uint64 if row_bytes % 8 == 0 else np.uint32 if row_bytes % 4 == 0 else np.uint16)
+
+
+def no_memory(rows: Rows) -> RequestError:
+    return RequestError(Code.NOSPC, f"the server has no memory left for rows of table {rows.spec.name!r}; add servers")
