@@ -1,6 +1,6 @@
 """The agent's hands: what its machine wants done to files, done to real ones.
 
-Owns open channels, their push buffers, and exports under way.  Decides nothing; what a file refuses becomes an event.
+Owns open channels and their push buffers.  Decides nothing; what a file refuses becomes an event.
 """
 
 from __future__ import annotations
@@ -8,21 +8,24 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import secrets
+import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-from numpy import uint8
+import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import Code, RequestError
 from ..shm_protocol.channel import AgentChannel, adopt
 from ..shm_protocol.files import DiskFiles
 from ..shm_protocol.numbers import aligned
-from ..shm_protocol.root import is_kept, remove_tree
+from ..shm_protocol.page import FLAG_STOP
+from ..shm_protocol.reading import Data
+from ..shm_protocol.request import Request
+from ..shm_protocol.root import is_kept, remove_channel
 from . import effects as e
+from .exportdisk import ExportDisk
+from .piecefile import Pieces, read_piece
 
 Feed = Callable[[Any], None]
 BUFFERS_MAX = 4  # per channel; more are lent only if old pushes were sent again and again
@@ -38,18 +41,18 @@ class Disk:
         self._agent_id = agent_id
         self._feed = feed
         self._is_lent = is_lent
-        self._buffers: dict[str, list[NDArray[uint8]]] = {}
+        self._buffers: dict[str, Buffers] = {}
         self._refused: set[str] = set()  # channels whose values could not be written, until the machine has heard of it
-        self._exports: dict[int, ExportFiles] = {}
-        self._thread = ThreadPoolExecutor(1, "export")
+        self._exports = ExportDisk(loop, feed)
+        self._pieces = Pieces()
 
     def performers(self) -> dict[type[Any], Callable[[Any], object]]:
         return {
-            e.OpenChannel: self._open, e.ReadCmd: self._read_cmd, e.ReadPush: self._read_push, e.ReadFiles: self._read_files, e.SetCurrent: self._set_current,
-            e.WriteParam: self._write_param, e.WriteText: self._write_text, e.WriteResult: self._write_result,
+            e.OpenChannel: self._open, e.ReadCmd: self._read_cmd, e.ReadData: self._read_data, e.ReadKept: self._read_kept,
+            e.KeepPush: self._keep_push, e.DropPush: self._drop_push, e.ReadFiles: self._read_files, e.SetCurrent: self._set_current,
+            e.WriteParam: self._write_param, e.WriteText: self._write_text, e.WriteData: self._write_data, e.WriteResult: self._write_result,
             e.WriteError: self._write_error, e.SetDone: self._set_done, e.Reply: self._reply, e.SetState: self._set_state,
-            e.CloseChannel: self._close, e.MakeExport: self._make_export, e.WriteExport: self._write_export,
-            e.EndExport: self._end_export,
+            e.CloseChannel: self._close, **self._exports.performers(),
         }  # fmt: skip
 
     def beat(self, now_ns: int) -> None:
@@ -72,10 +75,7 @@ class Disk:
             self._deaf(name, channel)
             channel.abandon()
         self.channels.clear()
-        for files in self._exports.values():
-            files.remove()
-        self._exports.clear()
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._exports.abandon()
 
     # -- channels
 
@@ -85,6 +85,7 @@ class Disk:
             return
         try:
             channel = adopt(self._root_fd, name, self._agent_id)
+            kept = channel.kept_pushes()
         except RequestError as error:
             self._feed(e.ChannelFailed(name, error.code, error.text))
             return
@@ -96,7 +97,7 @@ class Disk:
         self._feed(
             e.ChannelOpened(
                 name, info.job, info.number, info.worker, info.gen, result.seq, channel.cur_seq, clock, result.version,
-                result.status, result.weight, result.pushes, info.elements,
+                result.status, result.weight, result.pushes, info.elements, kept, info.bell, bool(result.flags & FLAG_STOP),
             )
         )  # fmt: skip
 
@@ -120,17 +121,39 @@ class Disk:
         except RequestError as error:
             self._feed(e.CmdRead(effect.channel, None, error.code, error.text))
 
-    def _read_push(self, effect: e.ReadPush) -> None:
+    def _read_data(self, effect: e.ReadData) -> None:
+        name, request = effect
+        self._read(name, request, lambda channel, into: channel.read_data(request, into))
+
+    def _read_kept(self, effect: e.ReadKept) -> None:
+        name, slot, request = effect
+        self._read(name, request, lambda channel, into: channel.read_kept(slot, request, into))
+
+    def _read(self, name: str, request: Request, read: Callable[[AgentChannel, NDArray[np.uint8] | None], Data]) -> None:
+        channel = self.channels.get(name)
+        if channel is None:
+            return
+        try:
+            into = self._free_buffer(name, channel) if request.pushes and request.takes_dense else None
+            data = read(channel, into)
+        except RequestError as error:
+            self._feed(e.DataRead(name, code=error.code, text=error.text))
+            return
+        self._feed(e.DataRead(name, data.buffer, data.rows, data.wants, data.crc))
+
+    def _keep_push(self, effect: e.KeepPush) -> None:
         channel = self.channels.get(effect.channel)
         if channel is None:
             return
-        buffer = self._free_buffer(effect.channel, channel)
         try:
-            channel.read_push(effect.text, effect.exact, buffer)
+            channel.keep(effect.slot, effect.request)
         except RequestError as error:
-            self._feed(e.PushRead(effect.channel, None, error.code, error.text))
+            self._feed(e.PushKept(effect.channel, effect.slot, error.code, error.text))
             return
-        self._feed(e.PushRead(effect.channel, buffer))
+        self._feed(e.PushKept(effect.channel, effect.slot))
+
+    def _drop_push(self, effect: e.DropPush) -> None:
+        self._store(effect.channel, lambda channel: channel.drop(effect.slot))
 
     def _read_files(self, effect: e.ReadFiles) -> None:
         """First values from files that the user named: read once, at the job's start."""
@@ -144,20 +167,11 @@ class Disk:
                 return
         self._feed(e.FilesRead(effect.channel, buffer))
 
-    def _free_buffer(self, name: str, channel: AgentChannel) -> NDArray[uint8]:
-        """A buffer that no message under way still reads.
-
-        If there were none left, the first is used all the same: only copies of pushes that are long acked still lie in
-        it, and a range drops those by their seq, whatever bytes they carry.
-        """
-        buffers = self._buffers.setdefault(name, [])
-        for buffer in buffers:
-            if not self._is_lent(buffer):
-                return buffer
-        if len(buffers) >= BUFFERS_MAX:
-            return buffers[0]
-        buffers.append(aligned(channel.info.cap_grad))
-        return buffers[-1]
+    def _free_buffer(self, name: str, channel: AgentChannel) -> NDArray[np.uint8]:
+        buffers = self._buffers.get(name)
+        if buffers is None:
+            buffers = self._buffers[name] = Buffers(channel.reader.stored_bytes, self._is_lent)
+        return buffers.free()
 
     def _write_param(self, effect: e.WriteParam) -> None:
         channel = self.channels.get(effect.channel)
@@ -173,9 +187,20 @@ class Disk:
         if channel is None or effect.channel in self._refused:
             return
         try:
-            channel.write_text(effect.buffer)
+            channel.write_text(effect.buffer, effect.rows)
         except RequestError as error:
             self._refuse_param(effect.channel, error)
+
+    def _write_data(self, effect: e.WriteData) -> None:
+        channel = self.channels.get(effect.channel)
+        if channel is None or effect.channel in self._refused:
+            return
+        try:
+            nbytes = channel.write_data(read_piece(self._pieces, effect.path, effect.piece, effect.turn))
+        except RequestError as error:
+            self._refuse_param(effect.channel, error)
+            return
+        self._feed(e.DataWritten(effect.channel, nbytes))
 
     def _refuse_param(self, name: str, error: RequestError) -> None:
         """What stands for success is held back until the machine answers with WriteError."""
@@ -186,9 +211,9 @@ class Disk:
         self._store(effect.channel, lambda channel: channel.set_current(effect.seq))
 
     def _write_result(self, effect: e.WriteResult) -> None:
-        name, seq, clock, version, status, weight, pushes = effect
+        name, seq, clock, version, status, weight, pushes, flags = effect
         if name not in self._refused:
-            self._store(name, lambda channel: channel.write_result(seq, clock, version, status, weight, pushes))
+            self._store(name, lambda channel: channel.write_result(seq, clock, version, status, weight, pushes, flags))
 
     def _write_error(self, effect: e.WriteError) -> None:
         self._refused.discard(effect.channel)
@@ -214,7 +239,12 @@ class Disk:
         channel = self.channels.get(effect.channel)
         if channel is None or effect.channel in self._refused:
             return
-        if not channel.reply(effect.record):
+        try:
+            read = channel.reply(effect.record)
+        except RequestError as error:  # of the file that stands for the bell
+            self._feed(e.ChannelFailed(effect.channel, error.code, error.text))
+            return
+        if not read:
             self._feed(e.ReplyFailed(effect.channel, "1,024 of them lie unread in rep"))
 
     def _close(self, effect: e.CloseChannel) -> None:
@@ -229,101 +259,34 @@ class Disk:
             except RequestError:
                 channel.abandon()  # its page was taken away: nobody can be told
         if effect.sweep:
-            remove_tree(self._root_fd, name)
-
-    # -- exports
-
-    def _make_export(self, effect: e.MakeExport) -> None:
-        files = self._exports.setdefault(effect.export, ExportFiles(Path(effect.place)))
-        self._export_step(effect.export, lambda: files.make(effect.file, effect.nbytes))
-
-    def _write_export(self, effect: e.WriteExport) -> None:
-        files = self._exports.get(effect.export)
-        if files is not None:
-            self._export_step(effect.export, lambda: files.write(effect.file, effect.offset, effect.buffer))
-
-    def _export_step(self, number: int, step: Callable[[], None]) -> None:
-        """The first failure of an export is told; what comes after it does nothing."""
-        try:
-            step()
-        except OSError as error:
-            files = self._exports.pop(number)
-            files.remove()
-            self._feed(e.ExportFailed(number, *_explained(files.place, error)))
-
-    def _end_export(self, effect: e.EndExport) -> None:
-        files = self._exports.pop(effect.export, None)
-        if files is None:
-            return
-        if not effect.keep:
-            files.remove()
-            return
-        # Waiting for the disk belongs into a thread: other jobs' programs go on meanwhile.
-        future = self._loop.run_in_executor(self._thread, files.publish)
-        future.add_done_callback(lambda done: self._published(effect.export, files, done))
-
-    def _published(self, number: int, files: ExportFiles, done: asyncio.Future[int]) -> None:
-        if done.cancelled():
-            return
-        error = done.exception()
-        if error is None:
-            self._feed(e.ExportEnded(number, done.result()))
-        elif isinstance(error, OSError):
-            self._feed(e.ExportFailed(number, *_explained(files.place, error)))
-        else:
-            raise error
+            remove_channel(self._root_fd, name)
 
 
-class ExportFiles:
-    """Files under temporary names in one directory; all of them get their names, or none."""
+class Buffers:
+    """Aligned memory for one channel's pushes, used again when nobody has any of it any more."""
 
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        self._open: dict[str, tuple[int, str]] = {}  # final name -> descriptor, temporary name
+    def __init__(self, nbytes: int, is_lent: Callable[[Any], bool]) -> None:
+        self._nbytes = nbytes
+        self._is_lent = is_lent
+        self._buffers = [aligned(nbytes)]
+        self._unused = self._holders(0)  # holders that each buffer has by lying here
 
-    def make(self, name: str, nbytes: int) -> None:
-        if name in self._open:
-            return
-        temporary = f".{name}.{secrets.token_hex(4)}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(self.place / temporary, flags, 0o644)
-        self._open[name] = (fd, temporary)
-        os.posix_fallocate(fd, 0, nbytes)  # a full disk is found here, before anything was read
+    def free(self) -> NDArray[np.uint8]:
+        """One that the machine has let go of and that no message under way still reads."""
+        for number in range(len(self._buffers)):
+            if self._holders(number) <= self._unused and not self._is_lent(self._buffers[number]):
+                return self._buffers[number]
+        made = aligned(self._nbytes)
+        if len(self._buffers) < BUFFERS_MAX:
+            self._buffers.append(made)
+        return made
 
-    def write(self, name: str, offset: int, buffer: Any) -> None:
-        fd, _temporary = self._open[name]
-        view = memoryview(buffer).cast("B")
-        done = 0
-        while done < len(view):
-            done += os.pwrite(fd, view[done:], offset + done)
-
-    def publish(self) -> int:
-        """On disk first, then under the final names; returns the bytes.  Runs in a thread.  Raises OSError."""
-        total = 0
-        try:
-            for fd, _temporary in self._open.values():
-                os.fsync(fd)
-                total += os.fstat(fd).st_size
-            for name, (_fd, temporary) in self._open.items():
-                os.rename(self.place / temporary, self.place / name)
-            directory = os.open(self.place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
-        finally:
-            self.remove()
-        return total
-
-    def remove(self) -> None:
-        """Whatever has no final name yet is gone after this."""
-        for fd, temporary in self._open.values():
-            os.close(fd)
-            (self.place / temporary).unlink(missing_ok=True)
-        self._open.clear()
+    def _holders(self, number: int) -> int:
+        """References to the buffer, and to the memory that it is a part of: slices and views of it hold either."""
+        return sys.getrefcount(self._buffers[number]) + sys.getrefcount(self._buffers[number].base)
 
 
-def _read_whole(path: str, into: NDArray[uint8]) -> None:
+def _read_whole(path: str, into: NDArray[np.uint8]) -> None:
     """Fill the array from a file of exactly its size.  Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -338,11 +301,3 @@ def _read_whole(path: str, into: NDArray[uint8]) -> None:
             done += part
     finally:
         os.close(fd)
-
-
-def _explained(place: Path, error: OSError) -> tuple[Code, str]:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return Code.NOSPC, f"{place} is full: nothing was exported; free space or choose another place"
-    if error.errno in (errno.ENOENT, errno.ENOTDIR):
-        return Code.FORMAT, f"{place} is no directory: make it before the export"
-    return Code.PERM, f"{place} cannot be written: {error.strerror}; nothing was exported"

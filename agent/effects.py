@@ -264,6 +264,7 @@ class ChannelOpened(NamedTuple):
     kept: tuple[tuple[int, bytes], ...] = ()
     bell: str = "fifo"
     stop: bool = False
+    flags: int = 0  # done_flags, the agent's own bits among them
 
 
 class ChannelFailed(NamedTuple):

@@ -2,7 +2,7 @@
 
 Each method is one effect of the agent's machine.  The order of stores for one request is the machine's:
 
-    set_current -> read_push -> (servers) -> write_param ... -> write_error? -> write_result -> set_done -> reply
+    set_current -> read_data -> keep? -> (servers) -> write_param ... -> write_error? -> write_result -> set_done -> reply
 
 and a process may die between any two.  Refuses to know what a request means, and never waits.
 """
@@ -12,23 +12,26 @@ from __future__ import annotations
 import os
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import Code, RequestError
-from . import numbers
+from . import kept, numbers
 from . import page as ctl
 from .files import DiskFiles, Files, open_directory
 from .info import INFO_BYTES_MAX, Info, parse_info
-from .request import Reply, format_reply
+from .places import Places, check_size
+from .reading import Data, KeptFiles, Reader, parts_of
+from .request import Reply, Request, format_reply, format_request, seq_of
 from .root import boot_id, is_kept
 
 TORN_READS_MAX = 16  # a program that keeps rewriting cmd has not rung yet
 ERR_TEXT_MAX = ctl.PAGE_BYTES - 1
 
+COPIED_BYTES = 1 << 20  # of a kept push at a time
 LINE_GUESS_BYTES = 256  # nearly every line is shorter, and a page read twice costs more than the rest of a bell
 
 _COUNTER = {name: number for number, (name, _about) in enumerate(ctl.COUNTER_NAMES)}
@@ -57,8 +60,10 @@ class AgentChannel:
         self._log = ctl.read_log(page)
         self._counters = list(ctl.read_counters(page).values())
         self._next = self.result
-        self._pushed = self._pulled = 0
+        self._pushed = self._pulled = 0  # bytes of the request under way
+        self._rows_pushed = self._rows_pulled = 0
         self._param_looked_at = False
+        self.reader = Reader(Places(info))
         self._count("adoptions")
         self._store_counters()
         self._store_words(self.result)
@@ -99,54 +104,79 @@ class AgentChannel:
             before = again
         return None
 
-    def read_push(self, text: bool, exact: bool, into: NDArray[np.uint8]) -> None:
-        """Read the push into `into` (aligned, `info.cap_grad` bytes, laid out like `grad`) and check every number.
+    def read_data(self, request: Request, into: NDArray[np.uint8] | None = None) -> Data:
+        """Read what a push brings and which rows are wanted, and check all of it.  Raises `RequestError`.
 
-        `exact`: the request named no `n=`, so the file's size must be the declared one.  Raises `RequestError`.
+        `into` (aligned, `reader.stored_bytes`) takes the dense part, which comes out in the servers' kinds of numbers.
         """
-        if text:
-            self._read_text(into)
-        else:
-            self._read_raw(exact, into)
         try:
-            numbers.check_finite(self.info, into)
-        except RequestError:
-            self._count("nonfinite")
+            data = self.reader.read(request, self.files, into)
+        except RequestError as error:
+            if error.code is Code.NONFINITE:
+                self._count("nonfinite")
             raise
-        self._pushed = self.info.cap_grad
+        self._pushed = data.nbytes
+        self._rows_pushed = sum(rows.size for rows in data.rows)
+        self._rows_pulled = sum(rows.size for rows in data.wants)
+        return data
 
-    def _read_raw(self, exact: bool, into: NDArray[np.uint8]) -> None:
-        size, wanted = self.files.size("grad"), self.info.cap_grad
-        if size < wanted or (exact and size != wanted):
-            raise RequestError(Code.SIZE, self._why_size(size))
-        found = self.files.read_into("grad", into)
-        if found < wanted:
-            raise RequestError(Code.SIZE, f"grad shrank to {found} bytes while it was read: leave it alone until the reply")
+    # -- pushes that are accepted before they are carried out
 
-    def _why_size(self, size: int) -> str:
-        wanted = self.info.cap_grad
-        text = f"grad has {size} bytes, {wanted} are declared ({self.info.elements} elements of {self.info.dtype})"
-        if size in (wanted + 8, wanted + 16):
-            return f"{text}: record markers of Fortran; open the file with access='stream'"
-        if size == 2 * wanted and self.info.dtype == "f32":
-            return f"{text}: float64 instead of float32? declare the table as f64 or convert"
-        if 2 * size == wanted and self.info.dtype == "f64":
-            return f"{text}: float32 instead of float64? declare the table as f32 or convert"
-        if size == 2 * wanted or (size > wanted and size % max(1, wanted) == 0):
-            return f"{text}: was it appended with '>>'? overwrite it"
-        return f"{text}; nothing was applied"
+    def keep(self, slot: int, request: Request) -> None:
+        """Copy the files that the request names into a free slot, the head last.  Raises `RequestError` SIZE, NOSPC, PERM, FORMAT."""
+        places, name = self.reader.places, kept.SLOTS[slot]
+        parts = parts_of(request, places)
+        sizes = dict.fromkeys(kept.PARTS, 0)
+        for part, needed in parts.items():
+            size = self.files.size(part)
+            if needed is not None:
+                check_size(part, size, needed, self.info.cap_grad if part == "grad" else self.info.cap_idx, request)
+            sizes[part.removesuffix(".txt")] = size if needed is None else needed
+        made = kept.Kept(format_request(request)[:-1], tuple(sizes.values()))
+        self.files.size(name)
+        self.files.write(name, 0, kept.FREE)
+        offsets = dict(zip(kept.PARTS, made.offsets))
+        for part in parts:
+            bare = part.removesuffix(".txt")
+            self._copy(part, sizes[bare], name, offsets[bare])
+        self.files.write(name, 0, made.pack())
+        self._count("kept")
 
-    def _read_text(self, into: NDArray[np.uint8]) -> None:
-        size, most = self.files.size("grad.txt"), numbers.text_bytes_max(self.info)
-        if size > most:
-            raise RequestError(Code.SIZE, f"grad.txt has {size} bytes, {self.info.elements} numbers need at most {most}")
-        numbers.parse_text(self.info, self.files.read("grad.txt", size), into, "grad.txt")
+    def _copy(self, part: str, nbytes: int, slot: str, at: int) -> None:
+        buffer = numbers.aligned(min(nbytes, COPIED_BYTES))
+        for start in range(0, nbytes, COPIED_BYTES):
+            some = buffer[: nbytes - start]
+            if self.files.read_into(part, some, start) < len(some):
+                raise RequestError(Code.SIZE, f"{part} shrank while it was read: leave it alone until the reply")
+            self.files.write(slot, at + start, some)
+
+    def read_kept(self, slot: int, request: Request, into: NDArray[np.uint8] | None = None) -> Data:
+        """As `read_data`, out of the slot.  Raises `RequestError`."""
+        found = self._kept(slot)
+        if found is None:
+            raise RequestError(Code.INTERNAL, f"{kept.SLOTS[slot]} holds no push")
+        return self.reader.read(request, KeptFiles(self.files, kept.SLOTS[slot], found), into)
+
+    def kept_pushes(self) -> tuple[tuple[int, bytes], ...]:
+        """Slot and request line of each push that was kept and not dropped, in the order of their seq.  Raises `RequestError`."""
+        found = [(slot, made.line) for slot in range(len(kept.SLOTS)) if (made := self._kept(slot)) is not None]
+        return tuple(sorted(found, key=lambda item: seq_of(item[1]) or 0))
+
+    def _kept(self, slot: int) -> kept.Kept | None:
+        name = kept.SLOTS[slot]
+        nbytes = self.files.size(name)
+        return kept.read_kept(self.files.read(name, kept.HEAD_BYTES), nbytes)
+
+    def drop(self, slot: int) -> None:
+        """The slot is free again.  Raises `RequestError`."""
+        self.files.size(kept.SLOTS[slot])
+        self.files.write(kept.SLOTS[slot], 0, kept.FREE)
 
     # -- what the agent stores
 
     def set_current(self, seq: int) -> None:
         """The request has been taken up."""
-        self._pushed = self._pulled = 0
+        self._pushed = self._pulled = self._rows_pushed = self._rows_pulled = 0
         self._param_looked_at = False
         self.cur_seq, self.state = seq, ctl.BUSY
         done = self.result
@@ -165,19 +195,30 @@ class AgentChannel:
         self.files.write("param", offset, buffer)
         self._pulled += memoryview(buffer).nbytes
 
-    def write_text(self, buffer: Any) -> None:
-        """Store all values of a buffer laid out like `param` as text.  Raises `RequestError` NOSPC or PERM."""
-        data = numbers.format_text(self.info, buffer)
-        self.files.size("param.txt")
-        self.files.write("param.txt", 0, data)
-        self.files.truncate("param.txt", len(data))
+    def write_text(self, buffer: Any | None, rows: Sequence[NDArray[Any]] = ()) -> None:
+        """Store as text the dense values (laid out like `param`, None = they take no part), then rows.  Raises `RequestError` NOSPC or PERM."""
+        dense = [] if buffer is None else [numbers.view(buffer, table) for table in self.info.dense]
+        data = numbers.format_text([*dense, *rows])
+        self._replace_text("param.txt", data)
         self._pulled += len(data)
 
+    def write_data(self, data: bytes) -> int:
+        """The answer of `next`: a line, or nothing.  Gives its bytes.  Raises `RequestError` NOSPC or PERM."""
+        self._replace_text("data", data)
+        self._count("pieces", bool(data))
+        return len(data)
+
+    def _replace_text(self, name: str, data: bytes) -> None:
+        """In place, for a program may hold it open; and not longer than what is new."""
+        self.files.size(name)
+        self.files.write(name, 0, data)
+        self.files.truncate(name, len(data))
+
     def write_result(
-        self, seq: int, clock: int, version: int, status: int, weight: float = 0.0, pushes: int = 0, stop: bool = False
+        self, seq: int, clock: int, version: int, status: int, weight: float = 0.0, pushes: int = 0, flags: int = 0, *, stop: bool = False
     ) -> None:
         """What the coming `set_done(seq)` will stand for; until then the result before it stays whole."""
-        flags = ctl.FLAG_STOP if stop else 0
+        flags |= ctl.FLAG_STOP if stop else 0
         self._next = ctl.Result(seq, clock, version, status, flags, weight, pushes)
         self._rep_word = (self._rep_word + 1) & 0xFFFFFFFF
         self.state = ctl.READY
@@ -229,9 +270,11 @@ class AgentChannel:
         elif self._pushed:
             self._count("pushes")
             self._count("bytes_pushed", self._pushed)
+            self._count("rows_pushed", self._rows_pushed)
         if self._pulled and not self._next.status:
             self._count("pulls")
             self._count("bytes_pulled", self._pulled)
+            self._count("rows_pulled", self._rows_pulled)
         self._store_counters()
         self.result = self._next
         self.files.write("ctl", ctl.OFFSET["done_seq"], ctl.WORD.pack(seq))
@@ -266,6 +309,7 @@ class AgentChannel:
         try:
             self._store_counters()
             self.set_state(state)
+            self.files.wake()
         finally:
             self.files.close()
 
@@ -298,6 +342,8 @@ def adopt(root_fd: int, name: str, agent_id: int, clock_ns: Callable[[], int] = 
     files = DiskFiles(open_directory(root_fd, name))
     try:
         info, page = _read_start(files, name)
+        if info.bell == "sem":
+            files.use_semaphore(info.sem)
         return AgentChannel(files, info, page, agent_id, clock_ns)
     except BaseException:
         files.close()

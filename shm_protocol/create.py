@@ -1,6 +1,6 @@
 """A channel's making and end, as its launcher does it: the memory is charged to the launcher's control group.
 
-    mkdir .tmp-* -> lock keeper -> files at full size, FIFOs, ctl, info -> rename: nobody sees half a channel
+    mkdir .tmp-* -> lock keeper -> files at full size, ctl, info -> semaphore -> FIFOs -> rename: nobody sees half a channel
 
 The launcher holds keeper locked and both FIFOs open for as long as the channel lives; all of it is close-on-exec.
 """
@@ -15,10 +15,14 @@ import time
 from pathlib import Path
 
 from ..core.errors import Code, RootError
-from .info import Info
+from ..core.limits import CACHE_LINE_BYTES
+from .info import Info, rounded
+from .kept import HEAD_BYTES, SLOTS
 from .page import PAGE_BYTES, RECORD_BYTES, REQUEST_BYTES_MAX, Moving, new_page, read_moving
 from .request import Reply, format_reply, seq_of
-from .root import full_error, need_space, remove_tree
+from .root import full_error, need_space, remove_channel
+from .semaphore import Semaphore, new_name
+from .semaphore import remove as remove_semaphore
 
 _TRIES = 3  # an agent that starts just now may sweep a directory whose keeper is not locked yet
 
@@ -26,7 +30,9 @@ _TRIES = 3  # an agent that starts just now may sweep a directory whose keeper i
 class Channel:
     """A channel that we made and keep.  `directory` is its path; `req_fd` rings for us once the agent is given up."""
 
-    def __init__(self, root: Path, name: str, info: Info, root_fd: int, keeper_fd: int, req_fd: int, rep_fd: int) -> None:
+    def __init__(
+        self, root: Path, name: str, info: Info, root_fd: int, keeper_fd: int, req_fd: int, rep_fd: int, semaphore: Semaphore | None
+    ) -> None:
         self.root = root
         self.name = name
         self.info = info
@@ -34,6 +40,7 @@ class Channel:
         self._root_fd = root_fd
         self._keeper_fd = keeper_fd
         self._rep_fd = rep_fd
+        self._semaphore = semaphore
 
     @property
     def directory(self) -> Path:
@@ -61,10 +68,27 @@ class Channel:
         if seq is not None and 0 < seq <= done_seq:
             return False
         record = format_reply(Reply(False, done_seq + 1 if seq is None else seq, 0, code=Code.GONE))
+        if self._semaphore is not None:
+            return self._answer_by_semaphore(record)
         try:
             return os.write(self._rep_fd, record) == RECORD_BYTES
         except BlockingIOError:  # full of answers that nobody reads
             return False
+
+    def _answer_by_semaphore(self, record: bytes) -> bool:
+        """Posted whether `reply` is there or not: a program that is woken sees that it is gone."""
+        assert self._semaphore is not None
+        try:
+            fd = os.open(f"{self.name}/reply", os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self._root_fd)
+        except OSError:
+            return False
+        else:
+            try:
+                return os.pwrite(fd, record, 0) == RECORD_BYTES
+            finally:
+                os.close(fd)
+        finally:
+            self._semaphore.post()
 
     def _read_state(self) -> tuple[bytes | None, int]:
         """The request line, and done_seq."""
@@ -87,7 +111,11 @@ class Channel:
         if self._keeper_fd < 0:
             return
         if remove:
-            remove_tree(self._root_fd, self.name)
+            remove_channel(self._root_fd, self.name)
+        if self._semaphore is not None:
+            self._semaphore.close()
+            if remove:
+                remove_semaphore(self.info.sem)  # also when somebody has taken the directory away
         for fd in (self.req_fd, self._rep_fd, self._keeper_fd, self._root_fd):
             os.close(fd)
         self._keeper_fd = self.req_fd = self._rep_fd = self._root_fd = -1
@@ -101,10 +129,20 @@ class Channel:
 
 def files_of(info: Info) -> tuple[tuple[str, int, int], ...]:
     """(name, mode, bytes) of each regular file of a channel.  Texts are not preallocated: nobody knows their length."""
-    return (
+    kinds = {table.index_type for table in info.tables if table.kind == "sparse"}
+    pend = HEAD_BYTES + rounded(info.cap_grad, CACHE_LINE_BYTES) + 2 * rounded(info.cap_idx, CACHE_LINE_BYTES)
+    files = [
         ("cmd", 0o600, PAGE_BYTES), ("grad", 0o600, info.cap_grad), ("param", 0o600, info.cap_param), ("ctl", 0o644, PAGE_BYTES),
-        ("err", 0o644, PAGE_BYTES), ("grad.txt", 0o600, 0), ("param.txt", 0o600, 0), ("info", 0o444, 0), ("keeper", 0o600, 0),
-    )  # fmt: skip
+        ("err", 0o644, PAGE_BYTES), ("data", 0o644, PAGE_BYTES), *((slot, 0o600, pend) for slot in SLOTS),
+        ("grad.txt", 0o600, 0), ("param.txt", 0o600, 0), ("info", 0o444, 0), ("keeper", 0o600, 0),
+    ]  # fmt: skip
+    if kinds - {"str"}:
+        files += [("gidx", 0o600, info.cap_idx), ("want", 0o600, info.cap_idx), ("gidx.txt", 0o600, 0), ("want.txt", 0o600, 0)]
+    if "str" in kinds:
+        files += [("gkey", 0o600, 0), ("wkey", 0o600, 0)]
+    if info.bell == "sem":
+        files.append(("reply", 0o644, RECORD_BYTES))
+    return tuple(files)
 
 
 def bytes_of(info: Info) -> int:
@@ -113,7 +151,9 @@ def bytes_of(info: Info) -> int:
 
 
 def create_channel(root: Path, info: Info) -> Channel:
-    """Make the channel that `info` describes.  Raises `RootError`; nothing is left behind then."""
+    """Make the channel that `info` describes, with bell=sem its semaphore, too.  Raises `RootError`; nothing is left behind then."""
+    if info.bell == "sem":
+        info = info._replace(sem=new_name())
     need_space(root, bytes_of(info))
     root_fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
@@ -132,6 +172,7 @@ def create_channel(root: Path, info: Info) -> Channel:
 def _create(root: Path, root_fd: int, info: Info) -> Channel:
     temporary = f".tmp-{info.directory_name}-{secrets.token_hex(4)}"
     opened: list[int] = []
+    semaphore: Semaphore | None = None
     try:
         os.mkdir(temporary, 0o700, dir_fd=root_fd)
         directory_fd = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=root_fd)
@@ -141,6 +182,8 @@ def _create(root: Path, root_fd: int, info: Info) -> Channel:
         opened.append(keeper_fd)
         fcntl.flock(keeper_fd, fcntl.LOCK_EX)  # waits, for an agent that sweeps looks at the lock by taking it for a moment
         _fill(directory_fd, info)
+        if info.sem:
+            semaphore = Semaphore.make(info.sem)  # after info, by which whoever sweeps finds it
         fifo_fds = []
         for name in ("req", "rep"):
             os.mkfifo(name, 0o600, dir_fd=directory_fd)
@@ -151,10 +194,13 @@ def _create(root: Path, root_fd: int, info: Info) -> Channel:
     except BaseException as error:
         for fd in opened:
             os.close(fd)
-        remove_tree(root_fd, temporary)
+        remove_channel(root_fd, temporary)
+        if semaphore is not None:
+            semaphore.close()
+            remove_semaphore(info.sem)
         raise _explained(root, info, error) from error
     os.close(directory_fd)
-    return Channel(root, info.directory_name, info, root_fd, keeper_fd, fifo_fds[0], fifo_fds[1])
+    return Channel(root, info.directory_name, info, root_fd, keeper_fd, fifo_fds[0], fifo_fds[1], semaphore)
 
 
 def _fill(directory_fd: int, info: Info) -> None:

@@ -12,12 +12,14 @@ import stat
 from typing import Any, Protocol
 
 from ..core.errors import Code, RequestError
+from .kept import SLOTS
 from .page import RECORD_BYTES
+from .semaphore import Semaphore
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 #: Files that the agent writes; it only reads all others.
-WRITTEN = frozenset({"param", "param.txt", "ctl", "err"})
+WRITTEN = frozenset({"param", "param.txt", "data", "reply", "ctl", "err", *SLOTS})
 
 
 class Files(Protocol):
@@ -31,8 +33,8 @@ class Files(Protocol):
         """At most `nbytes` from the start."""
         ...
 
-    def read_into(self, name: str, buffer: Any) -> int:
-        """Fill the buffer from the start of the file; returns the bytes that there were."""
+    def read_into(self, name: str, buffer: Any, offset: int = 0) -> int:
+        """Fill the buffer from `offset` on; returns the bytes that there were."""
         ...
 
     def write(self, name: str, offset: int, data: Any) -> None: ...
@@ -40,7 +42,11 @@ class Files(Protocol):
     def truncate(self, name: str, nbytes: int) -> None: ...
 
     def send(self, record: bytes) -> bool:
-        """Put a record into the reply bell; False = it is full, the program does not read."""
+        """Wake the program with a record; False = its bell is full, it does not read."""
+        ...
+
+    def wake(self) -> None:
+        """The channel ends: a program that waits for a semaphore must look."""
         ...
 
     def drain(self) -> bool:
@@ -63,6 +69,7 @@ class DiskFiles:
         self._uid = os.getuid()
         self._open: dict[str, tuple[int, tuple[int, ...]]] = {}
         self._bells: dict[str, tuple[int, int]] = {}
+        self._semaphore: Semaphore | None = None
         self.req_fd = self.rep_fd = -1
         try:
             self.req_fd = self._fifo("req", os.O_RDONLY)
@@ -70,6 +77,10 @@ class DiskFiles:
         except BaseException:
             self.close()
             raise
+
+    def use_semaphore(self, name: str) -> None:
+        """From here on replies go through `reply` and the semaphore."""
+        self._semaphore = Semaphore.open(name)
 
     def _fifo(self, name: str, mode: int) -> int:
         try:
@@ -129,13 +140,13 @@ class DiskFiles:
         except OSError as error:
             raise _refused(f"{name} cannot be read: {error.strerror}") from None
 
-    def read_into(self, name: str, buffer: Any) -> int:
+    def read_into(self, name: str, buffer: Any, offset: int = 0) -> int:
         fd = self._fd(name)
         view = memoryview(buffer).cast("B")
         done = 0
         try:
             while done < len(view):
-                part = os.preadv(fd, [view[done:]], done)
+                part = os.preadv(fd, [view[done:]], offset + done)
                 if part == 0:
                     break
                 done += part
@@ -160,10 +171,19 @@ class DiskFiles:
             raise _write_error(name, error) from None
 
     def send(self, record: bytes) -> bool:
+        if self._semaphore is not None:
+            self.size("reply")  # somebody may have put another file there
+            self.write("reply", 0, record)
+            self._semaphore.post()
+            return True
         try:
             return os.write(self.rep_fd, record) == RECORD_BYTES
         except (BlockingIOError, BrokenPipeError):
             return False
+
+    def wake(self) -> None:
+        if self._semaphore is not None:
+            self._semaphore.post()
 
     def drain(self) -> bool:
         try:
@@ -186,6 +206,9 @@ class DiskFiles:
     def close(self) -> None:
         for name in list(self._open):
             self._forget(name)
+        if self._semaphore is not None:
+            self._semaphore.close()
+            self._semaphore = None
         for fd in (self.req_fd, self.rep_fd, self._directory_fd):
             if fd >= 0:
                 os.close(fd)

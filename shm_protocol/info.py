@@ -4,6 +4,7 @@
     job=digits
     ...
     table=w kind=dense dtype=f32 order=C offset=0 count=640 shape=10,64
+    table=e kind=sparse dtype=f32 order=C offset=0 count=0 shape=50000,8 width=8 index=u32 batch=512
 
 Refuses to know where the directory lies and who made it.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from ..core.errors import Code, RequestError
 from ..core.job import JobSpec
 from ..core.keys import MASK, mix
 from ..core.limits import CACHE_LINE_BYTES, Limits
-from ..core.table import DTYPE_CODES, DTYPES
+from ..core.table import DTYPE_CODES, DTYPES, INDEXES, ROWS_TOP, STORAGES, TableSpec
 from .page import Constant
 from .request import Request
 
@@ -30,15 +31,22 @@ INFO_BYTES_MAX = 1 << 18  # 1,024 tables with long names fit
 _NUMBER_MAX = 1 << 62
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}\Z")
 _BOOT_ID = re.compile(r"[0-9a-f]{32}\Z")
+#: A semaphore's name; only such are made, opened and removed.
+SEMAPHORE = re.compile(r"/plugml-[0-9a-f]{32}\Z")
+ROW_ALIGN = 8  # where a section begins
 _HEAD = (
     "version", "job", "number", "worker", "workers", "gen", "boot_id", "endian", "clock", "seed", "count", "cap_grad", "cap_idx",
     "cap_param", "bell",
 )  # fmt: skip
-_TABLE = ("table", "kind", "dtype", "order", "offset", "count", "shape", "width", "index")
+_TABLE = ("table", "kind", "dtype", "order", "offset", "count", "shape")
 
 
 class InfoTable(NamedTuple):
-    """One table as the program sees it.  Dense: `offset` (bytes, 64-aligned) and `elements` in grad and param."""
+    """One table as the program sees it.
+
+    Dense: `offset` (bytes, 64-aligned) and `elements` in grad and param.  Sparse: `width` elements a row, rows named by
+    `index_type` (u32, u64, str), at most `batch` of them a request.  `storage` is empty where the servers keep `dtype`.
+    """
 
     name: str
     kind: str
@@ -49,6 +57,17 @@ class InfoTable(NamedTuple):
     shape: tuple[int, ...]
     width: int = 0
     index_type: str = ""
+    batch: int = 0
+    storage: str = ""
+
+    @classmethod
+    def of(cls, table: TableSpec, offset: int) -> InfoTable:
+        storage = table.storage_name if table.storage_name != table.dtype else ""
+        if table.kind == "dense":
+            return cls(table.name, "dense", table.dtype, table.order, offset, table.count, table.shape, storage=storage)
+        return cls(
+            table.name, "sparse", table.dtype, "C", 0, 0, table.shape, table.width, table.index_name, table.batch_rows, storage
+        )  # fmt: skip
 
     @property
     def nbytes(self) -> int:
@@ -58,12 +77,39 @@ class InfoTable(NamedTuple):
     def numpy_dtype(self) -> np.dtype[Any]:
         return DTYPES[self.dtype]
 
+    @property
+    def storage_dtype(self) -> np.dtype[Any]:
+        """Of the servers' numbers."""
+        return STORAGES[self.storage or self.dtype]
+
+    @property
+    def rows(self) -> int:
+        """Of a sparse table; 0 = every number that its index can hold."""
+        return self.shape[0]
+
+    @property
+    def row_bytes(self) -> int:
+        return self.width * DTYPES[self.dtype].itemsize
+
+    @property
+    def index_bytes(self) -> int:
+        """Of a row number in gidx and want; 0 = rows are named by strings."""
+        return INDEXES.get(self.index_type, 0)
+
+    def format(self) -> str:
+        """Its line."""
+        shape = ",".join(str(n) for n in self.shape)
+        line = f"table={self.name} kind={self.kind} dtype={self.dtype} order={self.order} offset={self.offset} count={self.elements} shape={shape}"
+        if self.kind == "sparse":
+            line += f" width={self.width} index={self.index_type} batch={self.batch}"
+        return f"{line} storage={self.storage}" if self.storage else line
+
 
 class Info(NamedTuple):
     """What never changes in a channel.
 
     `number` is the job's number in its cluster, `elements` counts those of all dense tables, `cap_*` the bytes of the files, `clock` the one to go on with,
-    `seed` 31 bits that differ per worker.
+    `seed` 31 bits that differ per worker.  `sem` is the semaphore's name; with bell=sem it is empty until the channel is made.
     """
 
     job: str
@@ -80,18 +126,18 @@ class Info(NamedTuple):
     tables: tuple[InfoTable, ...]
     number: int = 0
     bell: str = "fifo"
+    sem: str = ""
 
     @classmethod
     def of(cls, spec: JobSpec, worker: int, gen: int, boot_id: str, clock: int, number: int = 0) -> Info:
         """The channel of `worker` in a job; `boot_id` as 32 hex digits (`root.boot_id()`)."""
-        layout = spec.layout
-        tables = tuple(
-            InfoTable(item.name, "dense", item.dtype, item.order, offset, item.count, item.shape) for item, offset in layout.places
-        )
+        offsets = {placed.table.name: placed.offset for placed in spec.layout.places}
+        tables = tuple(InfoTable.of(table, offsets.get(table.name, 0)) for table in spec.tables)
         elements = sum(table.elements for table in tables)
         seed = mix((mix(spec.seed) + worker) & MASK) >> 33
+        cap, cap_idx = caps(tables)
         return cls(
-            spec.name, worker, spec.workers, gen, boot_id, clock, seed, elements, layout.nbytes, 0, layout.nbytes, tables, number
+            spec.name, worker, spec.workers, gen, boot_id, clock, seed, elements, cap, cap_idx, cap, tables, number, spec.bell
         )  # fmt: skip
 
     @property
@@ -99,22 +145,30 @@ class Info(NamedTuple):
         return tuple(table for table in self.tables if table.kind == "dense")
 
     @property
+    def dense_bytes(self) -> int:
+        """Where the last dense table ends in grad and param."""
+        return max((table.offset + table.nbytes for table in self.dense), default=0)
+
+    @property
     def dtype(self) -> str:
-        """The dtype that all dense tables share, or `mixed`."""
-        names = {table.dtype for table in self.dense}
+        """The dtype that all tables share, or `mixed`."""
+        names = {table.dtype for table in self.tables}
         return names.pop() if len(names) == 1 else "mixed"
 
     def check(self, request: Request) -> None:
         """Refuse what this channel cannot serve, before any file is touched.  Raises `RequestError`."""
-        if request.verb == "next":
-            raise RequestError(Code.FORMAT, "next: this job has no list of pieces to hand out")
-        if request.timeout_ms is not None or request.unwaited:
-            raise RequestError(Code.FORMAT, "t= and async= are not served by this agent; leave them out and wait for the reply")
         for section in request.sections:
-            if section.table not in {table.name for table in self.tables}:
+            table = next((table for table in self.tables if table.name == section.table), None)
+            if table is None:
                 known = ", ".join(table.name for table in self.tables)
                 raise RequestError(Code.RANGE, f"table {section.table!r} is none of this job's; it has {known}")
-            raise RequestError(Code.FORMAT, f"table={section.table}: only sparse tables are named; a dense one always travels whole")
+            if table.kind == "dense":
+                text = f"table={section.table}: only sparse tables are named; the dense ones travel whole, in a request with sections if n= is said"
+                raise RequestError(Code.FORMAT, text)
+            for key, rows in (("k", section.rows), ("want", section.want)):
+                if rows > table.batch:
+                    text = f"{key}={rows} rows of table {table.name}, its batch is {table.batch}; send several requests, or give the table a larger batch"
+                    raise RequestError(Code.RANGE, text)
         if request.n is not None and request.n != self.elements:
             raise RequestError(Code.SIZE, f"n={request.n}, but the job's dense tables have {self.elements} elements; see info")
 
@@ -126,7 +180,7 @@ class Info(NamedTuple):
     def constant(self, created_ns: int) -> Constant:
         """The ctl page's constant part."""
         dtype = DTYPE_CODES.get(self.dtype, 0)
-        index_bytes = 0 if self.cap_idx == 0 else 4 if all(t.index_type != "u64" for t in self.tables) else 8
+        index_bytes = max(table.index_bytes for table in self.tables) if self.tables else 0
         return Constant(
             self.gen, self.elements, self.cap_grad, self.cap_param, self.cap_idx, dtype, index_bytes, self.worker, created_ns,
             bytes.fromhex(self.boot_id),
@@ -139,14 +193,25 @@ class Info(NamedTuple):
             f"boot_id={self.boot_id}", "endian=little", f"clock={self.clock}", f"seed={self.seed}", f"count={self.elements}",
             f"cap_grad={self.cap_grad}", f"cap_idx={self.cap_idx}", f"cap_param={self.cap_param}", f"bell={self.bell}",
         ]  # fmt: skip
-        for table in self.tables:
-            shape = ",".join(str(n) for n in table.shape)
-            line = (
-                f"table={table.name} kind={table.kind} dtype={table.dtype} order={table.order} offset={table.offset} "
-                f"count={table.elements} shape={shape}"
-            )
-            lines.append(line if table.kind == "dense" else f"{line} width={table.width} index={table.index_type}")
+        if self.sem:
+            lines.append(f"sem={self.sem}")
+        lines += [table.format() for table in self.tables]
         return "\n".join(lines) + "\n"
+
+
+def caps(tables: Sequence[InfoTable]) -> tuple[int, int]:
+    """Bytes of grad and of param, and bytes of gidx and of want."""
+    end = max((table.offset + table.nbytes for table in tables if table.kind == "dense"), default=0)
+    sparse = [table for table in tables if table.kind == "sparse"]
+    if not sparse:
+        return end, 0
+    rows = sum(rounded(table.batch * table.row_bytes, ROW_ALIGN) for table in sparse)
+    return rounded(end, CACHE_LINE_BYTES) + rows, sum(rounded(table.batch * table.index_bytes, ROW_ALIGN) for table in sparse)
+
+
+def rounded(number: int, align: int) -> int:
+    """Up to the next multiple."""
+    return -(-number // align) * align
 
 
 def parse_info(text: str) -> Info:
@@ -172,43 +237,65 @@ def parse_info(text: str) -> Info:
         raise _bad("info: job or boot_id is not well formed")
     if head["endian"] != "little" or head["bell"] not in ("fifo", "sem"):
         raise RequestError(Code.VERSION, f"info says endian={head['endian']} bell={head['bell']}, which this program does not speak")
+    sem = head.get("sem", "") if head["bell"] == "sem" else ""
+    if sem and not SEMAPHORE.match(sem):
+        raise _bad(f"info: sem={sem[:60]!r} is no semaphore of a channel")
     if len(tables) > Limits().tables_max:
         raise _bad(f"info has {len(tables)} tables, {Limits().tables_max} is the most")
     numbers = {key: _whole(head[key], key) for key in _HEAD if key not in ("version", "job", "boot_id", "endian", "bell")}
     numbers["elements"] = numbers.pop("count")
-    info = Info(job=head["job"], boot_id=head["boot_id"], bell=head["bell"], tables=tuple(tables), **numbers)
+    info = Info(job=head["job"], boot_id=head["boot_id"], bell=head["bell"], sem=sem, tables=tuple(tables), **numbers)
     _check_places(info)
     return info
 
 
 def _table(line: str, number: int) -> InfoTable:
     words = dict(word.partition("=")[::2] for word in line.split())
-    for key in _TABLE[:7]:
+    for key in _TABLE:
         if key not in words:
             raise _bad(f"line {number} of info lacks {key}=")
     if not _NAME.match(words["table"]) or words["kind"] not in ("dense", "sparse") or words["order"] not in ("C", "F"):
         raise _bad(f"line {number} of info: table, kind or order is not well formed")
-    if words["dtype"] not in DTYPES:
-        raise RequestError(Code.VERSION, f"line {number} of info: unknown dtype {words['dtype'][:20]!r}")
-    shape = tuple(_whole(word, "shape") for word in words["shape"].split(",", 64))
+    storage = words.get("storage", "")
+    if words["dtype"] not in DTYPES or storage not in ("", *STORAGES):
+        raise RequestError(Code.VERSION, f"line {number} of info: unknown dtype {words['dtype'][:20]!r} or storage {storage[:20]!r}")
+    sparse = words["kind"] == "sparse"
+    shape = tuple(_whole(word, "shape", ROWS_TOP if sparse else _NUMBER_MAX) for word in words["shape"].split(",", 64))
     count = _whole(words["count"], "count")
+    table = InfoTable(words["table"], words["kind"], words["dtype"], words["order"], _whole(words["offset"], "offset"), count, shape, storage=storage)
+    if sparse:
+        return _sparse(table, words, number)
     if math.prod(shape) != count:
         raise _bad(f"line {number} of info: count={count} is not the product of shape={words['shape'][:80]}")
-    return InfoTable(
-        words["table"], words["kind"], words["dtype"], words["order"], _whole(words["offset"], "offset"), count, shape,
-        _whole(words.get("width", "0"), "width"), words.get("index", ""),
-    )  # fmt: skip
+    return table
+
+
+def _sparse(table: InfoTable, words: Mapping[str, str], number: int) -> InfoTable:
+    """The rest of a sparse table's line."""
+    for key in ("width", "index", "batch"):
+        if key not in words:
+            raise _bad(f"line {number} of info lacks {key}=")
+    if words["index"] not in INDEXES:
+        raise RequestError(Code.VERSION, f"line {number} of info: unknown index {words['index'][:20]!r}")
+    width, batch = _whole(words["width"], "width"), _whole(words["batch"], "batch")
+    if len(table.shape) != 2 or table.shape[1] != width or width < 1 or batch < 1 or table.offset or table.elements:
+        raise _bad(f"line {number} of info: a sparse table has shape=<rows>,<width>, width and batch from 1 on, offset=0 and count=0")
+    return table._replace(width=width, index_type=words["index"], batch=batch)
 
 
 def _check_places(info: Info) -> None:
-    """The dense tables lie one after the other inside the files."""
+    """The dense tables lie one after the other inside the files, and the rows of a whole batch fit behind them."""
     end = 0
     for table in info.dense:
         if table.offset % CACHE_LINE_BYTES or table.offset < end:
             raise _bad(f"info: table {table.name} at offset {table.offset} overlaps or is not aligned")
         end = table.offset + table.nbytes
-    if end > info.cap_grad or end > info.cap_param or sum(table.elements for table in info.dense) != info.elements:
-        raise _bad(f"info: the dense tables need {end} bytes, cap_grad={info.cap_grad} cap_param={info.cap_param} count={info.elements}")
+    cap, cap_idx = caps(info.tables)
+    if cap > info.cap_grad or cap > info.cap_param or cap_idx > info.cap_idx or sum(table.elements for table in info.dense) != info.elements:
+        raise _bad(
+            f"info: the tables need {cap} bytes, and {cap_idx} for row numbers; cap_grad={info.cap_grad} cap_param={info.cap_param} "
+            f"cap_idx={info.cap_idx} count={info.elements}"
+        )
 
 
 def environment(
@@ -251,8 +338,8 @@ def without(variables: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in variables.items() if key not in VARIABLES}
 
 
-def _whole(word: str, what: str) -> int:
-    if not word.isascii() or not word.isdigit() or len(word) > 19 or int(word) > _NUMBER_MAX:
+def _whole(word: str, what: str, most: int = _NUMBER_MAX) -> int:
+    if not word.isascii() or not word.isdigit() or len(word) > 20 or int(word) > most:
         raise _bad(f"info: {what}={word[:40]!r} is no whole number")
     return int(word)
 

@@ -43,6 +43,9 @@ STATES: tuple[tuple[int, str, str], ...] = (
 
 #: Bits of done_flags.
 FLAG_STOP = 1
+#: The agent's own, for whoever adopts the channel: this refusal told the failure of pushes that were accepted before, and
+#: the weights are those of the clock before `clock`, whose end was accepted and is under way.
+FLAG_TOLD, FLAG_OWED = 2, 4
 
 COUNTER_NAMES: tuple[tuple[str, str], ...] = (
     ("requests", "requests answered for good (done_seq moved), refused ones among them"),
@@ -86,9 +89,9 @@ FIELDS: tuple[Field, ...] = (
     Field(0x020, "Q", 1, "n", "elements of all dense tables together"),
     Field(0x028, "Q", 1, "cap_grad", "bytes of grad"),
     Field(0x030, "Q", 1, "cap_param", "bytes of param"),
-    Field(0x038, "Q", 1, "cap_idx", "bytes of gidx and of want; 0 = no sparse table"),
+    Field(0x038, "Q", 1, "cap_idx", "bytes of gidx and of want; 0 = no table has row numbers"),
     Field(0x040, "B", 1, "dtype", "1 f32, 2 f64, 3 i64; 0 = tables differ, see info"),
-    Field(0x041, "B", 1, "index_bytes", "bytes of a row number; 0 = no sparse table"),
+    Field(0x041, "B", 1, "index_bytes", "bytes of a row number, of the widest if tables differ; 0 = no table has any"),
     Field(0x042, "H", 1, "flags", "0"),
     Field(0x044, "I", 1, "worker", "number of the worker in its job, from 0"),
     Field(0x048, "Q", 1, "created", "unix time of creation, nanoseconds"),

@@ -21,6 +21,9 @@ VERBS = ("hello", "init", "push", "pull", "pushpull", "step", "clock", "next", "
 #: Verbs that take a push out of `grad`, and verbs that fill `param`.
 PUSHING = frozenset({"init", "push", "pushpull", "step"})
 PULLING = frozenset({"init", "pull", "pushpull", "step"})
+#: Verbs that may name rows of sparse tables, and verbs whose wait may be bounded.  (`init` offers whole tables only.)
+SECTIONED = frozenset({"push", "pull", "pushpull", "step"})
+TIMED = SECTIONED | {"clock"}
 KEYS = ("n", "w", "fmt", "t", "async", "table", "k", "want")
 
 TABLES_MAX = Limits().tables_max
@@ -29,9 +32,9 @@ COUNT_MAX = 1 << 62
 TIMEOUT_MS_MAX = 1 << 31
 WEIGHT_MAX = 2.0**53  # the largest number up to which every count of examples is exact
 
-_NUMBER = re.compile(r"[0-9]{1,19}\Z")
+_NUMBER = re.compile(r"[0-9]+\Z")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}\Z")
-_WEIGHT = re.compile(r"[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?\Z|\.[0-9]+([eE][+-]?[0-9]{1,3})?\Z")
+_WEIGHT = re.compile(r"([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?\Z")
 _FORM = "<verb> <seq> <clock> [key=value ...]"
 
 
@@ -66,6 +69,11 @@ class Request(NamedTuple):
     @property
     def pulls(self) -> bool:
         return self.verb in PULLING
+
+    @property
+    def takes_dense(self) -> bool:
+        """Whether the dense tables take part in what it pushes and pulls: beside sections only if `n=` is said."""
+        return not self.sections or self.n is not None
 
 
 class Reply(NamedTuple):
@@ -133,15 +141,25 @@ def _with_keys(request: Request, words: list[str]) -> Request:
         if key not in KEYS:
             raise _format(f"unknown key {_shown(key)}; known are {', '.join(KEYS)}")
         if key in ("table", "k", "want"):
-            _section_word(sections, key, value)
+            _section_word(sections, request.verb, seen, key, value)
             continue
         if key in seen:
             raise _format(f"{key}= is given twice")
         seen.add(key)
         request = _with_key(request, key, value)
+    _check_sections(request, sections)
+    return request._replace(sections=tuple(sections)) if sections else request
+
+
+def _check_sections(request: Request, sections: list[Section]) -> None:
+    """Rows go the way that the verb goes."""
     if len(sections) > TABLES_MAX:
         raise _format(f"{len(sections)} table= sections, a job has at most {TABLES_MAX} tables")
-    return request._replace(sections=tuple(sections)) if sections else request
+    for section in sections:
+        if section.rows and not request.pushes:
+            raise _format(f"table={section.table} k={section.rows}: {request.verb} pushes nothing")
+        if section.want and not request.pulls:
+            raise _format(f"table={section.table} want={section.want}: {request.verb} pulls nothing")
 
 
 def _with_key(request: Request, key: str, value: str) -> Request:
@@ -150,6 +168,8 @@ def _with_key(request: Request, key: str, value: str) -> Request:
     if key == "w":
         return request._replace(weight=_weight(value))
     if key == "t":
+        if request.verb not in TIMED:
+            raise _format(f"t= with {request.verb}, which waits for nobody; it belongs to {', '.join(sorted(TIMED))}")
         return request._replace(timeout_ms=_number(value, "t", TIMEOUT_MS_MAX))
     if key == "fmt":
         if value not in ("text", "raw"):
@@ -157,12 +177,17 @@ def _with_key(request: Request, key: str, value: str) -> Request:
         return request._replace(text=value == "text")
     if value not in ("0", "1"):
         raise _format(f"async={_shown(value)}; use async=1 or leave it out")
+    if request.verb != "push":
+        raise _format(f"async= with {request.verb}: only push can be answered before it is carried out")
     return request._replace(unwaited=value == "1")
 
 
-def _section_word(sections: list[Section], key: str, value: str) -> None:
+def _section_word(sections: list[Section], verb: str, seen: set[str], key: str, value: str) -> None:
     """Take `table=`, which opens a section, or `k=` and `want=`, which belong to the one that is open."""
+    if verb not in SECTIONED:
+        raise _format(f"{key}= with {verb}, which moves no rows; they belong to {', '.join(sorted(SECTIONED))}")
     if key == "table":
+        seen -= {"k", "want"}
         if not _NAME.match(value):
             raise _format(f"table={_shown(value)} is no name of a table")
         if any(section.table == value for section in sections):
@@ -171,6 +196,9 @@ def _section_word(sections: list[Section], key: str, value: str) -> None:
         return
     if not sections:
         raise _format(f"{key}= stands before any table=")
+    if key in seen:
+        raise _format(f"{key}= is given twice for table={sections[-1].table}")
+    seen.add(key)
     number = _number(value, key, COUNT_MAX)
     last = sections[-1]
     sections[-1] = last._replace(rows=number) if key == "k" else last._replace(want=number)
@@ -186,7 +214,7 @@ def format_request(request: Request) -> bytes:
     if request.n is not None:
         words.append(f"n={request.n}")
     if request.weight != 1.0:
-        words.append(f"w={request.weight!r}")
+        words.append(f"w={_shortest(request.weight)}")
     if request.text:
         words.append("fmt=text")
     if request.timeout_ms is not None:
@@ -194,7 +222,11 @@ def format_request(request: Request) -> bytes:
     if request.unwaited:
         words.append("async=1")
     for section in request.sections:
-        words += [f"table={section.table}", f"k={section.rows}", f"want={section.want}"]
+        words.append(f"table={section.table}")
+        if section.rows:
+            words.append(f"k={section.rows}")
+        if section.want:
+            words.append(f"want={section.want}")
     line = " ".join(words).encode() + b"\n"
     if len(line) > REQUEST_BYTES_MAX + 1:
         raise _format(f"the request line would have {len(line) - 1} bytes, {REQUEST_BYTES_MAX} is the most")
@@ -202,19 +234,21 @@ def format_request(request: Request) -> bytes:
 
 
 def format_reply(reply: Reply) -> bytes:
-    """The 64 bytes of a reply.  Where huge numbers leave no room, `lag`, then `n`, then `v` are left out; `stop` is said with ok.
+    """The 64 bytes of a reply.  Where large numbers leave no room, `lag`, then `k`, `n`, `v` are left out; `stop` is said with ok.
 
     >>> format_reply(Reply(True, 12, 11, version=48))[:16]
     b'ok 12 11 v=48   '
     """
-    for dropped in (0, 1, 2, 3):
+    for dropped in (0, 1, 2, 3, 4):
         words = ["ok" if reply.ok else "err", str(reply.seq), str(reply.clock)]
         if reply.done is not None:
             words.append(f"done={reply.done}")
-        if reply.version is not None and dropped < 3:
+        if reply.version is not None and dropped < 4:
             words.append(f"v={reply.version}")
-        if reply.n is not None and dropped < 2:
+        if reply.n is not None and dropped < 3:
             words.append(f"n={reply.n}")
+        if reply.rows is not None and dropped < 2:
+            words.append(f"k={reply.rows}")
         if reply.lag is not None and dropped < 1:
             words.append(f"lag={reply.lag}")
         if not reply.ok:
@@ -246,23 +280,27 @@ def parse_reply(record: bytes) -> Reply:
             if value not in Code.__members__:
                 raise _format(f"unknown code {_shown(value)} in a reply")
             code = Code[value]
-        elif key in ("v", "n", "lag", "stop", "done"):
+        elif key in ("v", "n", "k", "lag", "stop", "done"):
             values[key] = _number(value, key, (1 << 64) - 1, digits=20)
     if (words[0] == "ok") != (code is Code.OK):
         raise _format(f"a reply with {words[0]} and code={code.name}")
     return Reply(
         words[0] == "ok", _number(words[1], "seq", SEQ_MAX), _number(words[2], "clock", SEQ_MAX),
-        values.get("v"), values.get("n"), code, values.get("lag"), values.get("stop") == 1, values.get("done"),
+        values.get("v"), values.get("n"), code, values.get("lag"), values.get("stop") == 1, values.get("done"), values.get("k"),
     )  # fmt: skip
 
 
 def _number(word: str, what: str, most: int, digits: int = 19) -> int:
-    if not (_NUMBER.match(word) or (digits == 20 and word.isdigit() and word.isascii() and len(word) <= 20)):
+    if not _NUMBER.match(word):
         raise _format(f"{what} {_shown(word)} is no whole number from 0 on")
-    number = int(word)
-    if number > most:
-        raise RequestError(Code.RANGE, f"{what} {word} is above {most}")
-    return number
+    if len(word) > digits or int(word) > most:
+        raise RequestError(Code.RANGE, f"{what} {_shown(word)[1:-1]} is above {most}")
+    return int(word)
+
+
+def _shortest(weight: float) -> str:
+    """The weight as a program would write it."""
+    return repr(weight).removesuffix(".0")
 
 
 def _weight(word: str) -> float:

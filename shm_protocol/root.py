@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..core.errors import RootError
+from . import semaphore
 
 IN_MEMORY = ("tmpfs", "ramfs")
 SOCKET_PATH_MAX = 107  # sun_path without its closing NUL
@@ -28,6 +29,7 @@ FILES_FEW = 64  # more than a channel's
 SYSTEM_UID_MAX = 999  # logind leaves system users' files alone
 CLUSTER_NAME_MAX = 40
 
+_SEM_LINE = re.compile(rb"^sem=(/plugml-[0-9a-f]{32})$", re.MULTILINE)
 _CHANNEL = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]{0,62})\.([0-9]{1,10})\.([0-9]{1,19})\Z")
 
 
@@ -247,7 +249,7 @@ def sweep(root: Path, this_boot: str) -> Swept:
                 continue
             reason = _why_remove(root_fd, name, this_boot)
             if reason:
-                remove_tree(root_fd, name)
+                remove_channel(root_fd, name)
                 removed.append((name, reason))
             elif not hidden:
                 kept.append(name)
@@ -261,15 +263,32 @@ def _why_remove(root_fd: int, name: str, this_boot: str) -> str:
         return "nobody keeps it: its launcher is gone"
     if name.startswith("."):
         return ""
+    head = _info_head(root_fd, name)
+    if head is None:
+        return "it has no info file"
+    return "" if f"\nboot_id={this_boot}\n".encode() in head else "it is of another boot of this host"
+
+
+def _info_head(root_fd: int, name: str) -> bytes | None:
+    """The start of a channel's info, with every line that is not a table's."""
     try:
         fd = os.open(f"{name}/info", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=root_fd)
     except OSError:
-        return "it has no info file"
+        return None
     try:
-        head = os.pread(fd, 4096, 0)
+        return os.pread(fd, 4096, 0)
+    except OSError:  # a directory of that name
+        return None
     finally:
         os.close(fd)
-    return "" if f"\nboot_id={this_boot}\n".encode() in head else "it is of another boot of this host"
+
+
+def remove_channel(root_fd: int, name: str) -> None:
+    """Remove a channel's directory, and the semaphore that its info names."""
+    found = _SEM_LINE.search(_info_head(root_fd, name) or b"")
+    remove_tree(root_fd, name)
+    if found:
+        semaphore.remove(found[1].decode())
 
 
 def remove_tree(root_fd: int, name: str) -> None:

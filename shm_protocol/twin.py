@@ -28,6 +28,8 @@ class MemoryFiles:
         self.contents["ctl"][:] = new_page(info.constant(0), Moving(clock=info.clock))
         self.contents["err"][:] = b"\n"
         self.rung = 0
+        self.sem = info.bell == "sem"
+        self.posts = 0  # of the semaphore
         self.replies: deque[bytes] = deque()
         self.kept = True
         self.on_store = on_store
@@ -44,10 +46,10 @@ class MemoryFiles:
     def read(self, name: str, nbytes: int) -> bytes:
         return bytes(self._file(name)[:nbytes])
 
-    def read_into(self, name: str, buffer: Any) -> int:
+    def read_into(self, name: str, buffer: Any, offset: int = 0) -> int:
         into, found = memoryview(buffer).cast("B"), self._file(name)
-        nbytes = min(len(into), len(found))
-        into[:nbytes] = found[:nbytes]
+        nbytes = max(0, min(len(into), len(found) - offset))
+        into[:nbytes] = found[offset : offset + nbytes]
         return nbytes
 
     def write(self, name: str, offset: int, data: Any) -> None:
@@ -64,11 +66,19 @@ class MemoryFiles:
         found.extend(bytes(nbytes - len(found)))
 
     def send(self, record: bytes) -> bool:
+        if self.sem:
+            self.write("reply", 0, record)
         self.on_store()
+        if self.sem:
+            self.posts += 1
+            return True
         if len(self.replies) >= PIPE_RECORDS:
             return False
         self.replies.append(record)
         return True
+
+    def wake(self) -> None:
+        self.posts += self.sem
 
     def drain(self) -> bool:
         self.rung = 0

@@ -110,9 +110,9 @@ struct plugml_ctl {
     uint64_t n; /* 0x020 elements of all dense tables together */
     uint64_t cap_grad; /* 0x028 bytes of grad */
     uint64_t cap_param; /* 0x030 bytes of param */
-    uint64_t cap_idx; /* 0x038 bytes of gidx and of want; 0 = no sparse table */
+    uint64_t cap_idx; /* 0x038 bytes of gidx and of want; 0 = no table has row numbers */
     uint8_t dtype; /* 0x040 1 f32, 2 f64, 3 i64; 0 = tables differ, see info */
-    uint8_t index_bytes; /* 0x041 bytes of a row number; 0 = no sparse table */
+    uint8_t index_bytes; /* 0x041 bytes of a row number, of the widest if tables differ; 0 = no table has any */
     uint16_t flags; /* 0x042 0 */
     uint32_t worker; /* 0x044 number of the worker in its job, from 0 */
     uint64_t created; /* 0x048 unix time of creation, nanoseconds */

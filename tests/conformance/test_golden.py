@@ -27,6 +27,7 @@ from plugml.shm_protocol.request import (
     parse_reply,
     parse_request,
 )
+from plugml.shm_protocol.twin import MemoryFiles, adopt_twin
 
 from . import golden
 
@@ -62,6 +63,31 @@ def test_info_reads_as_expected() -> None:
     assert parse_info((GOLDEN / "info.txt").read_text()) == Info(**{**wanted, "tables": tables})
 
 
+@pytest.mark.parametrize("kept", [False, True], ids=["files", "pend"])
+def test_a_push_of_rows_reads_as_expected(kept: bool) -> None:  # SPEC 2.11 2.12 2.14 3.12 3.13 3.14 3.17 3.19 7.17
+    wanted = EXPECTED["rows"]
+    info = parse_info((GOLDEN / "rows.info.txt").read_text())
+    assert info == Info(**{**wanted["info"], "tables": tuple(InfoTable(**{**t, "shape": tuple(t["shape"])}) for t in wanted["info"]["tables"])})
+    files = MemoryFiles(info)
+    for name, file in (("grad", "rows.grad.bin"), ("gidx", "rows.gidx.bin"), ("gkey", "rows.gkey.txt"), ("want", "rows.want.bin")):
+        files.contents[name][:] = b"" if kept else (GOLDEN / file).read_bytes()
+    pend = (GOLDEN / "rows.pend.bin").read_bytes()
+    files.contents["pend.0"][: len(pend)] = pend
+    agent = adopt_twin(files, info, 1)
+    into = numbers.aligned(agent.reader.stored_bytes)
+    [(slot, line)] = agent.kept_pushes()
+    request = parse_request(line)
+    assert request._asdict() == {**wanted["request"], "sections": tuple(Section(*section) for section in wanted["request"]["sections"])}
+    data = agent.read_kept(slot, request, into) if kept else agent.read_data(request, into)
+    assert data.buffer is not None and data.buffer.view("<f4").tolist() == wanted["w"]
+    e, f = data.rows
+    assert (e.table, e.ids.tolist(), f.table, f.ids.tolist()) == (1, wanted["ids"], 2, [wanted["row_of_key"]])
+    assert e.values is not None and f.values is not None and f.keys is not None
+    assert (e.values.tolist(), f.values.tolist(), f.values.dtype) == (wanted["e"], wanted["f"], np.dtype("<f4"))
+    assert f.keys.tobytes().decode() == wanted["key"]
+    assert [rows.ids.tolist() for rows in data.wants] == [[7]]
+
+
 @pytest.mark.parametrize(("line", "wanted"), list(zip(LINES, EXPECTED["requests"])), ids=[line.decode() for line in LINES])
 def test_request_lines_read_and_write_as_expected(line: bytes, wanted: dict[str, Any]) -> None:
     request = Request(**{**wanted, "sections": tuple(Section(*section) for section in wanted["sections"])})
@@ -73,13 +99,13 @@ def test_request_lines_read_and_write_as_expected(line: bytes, wanted: dict[str,
 def test_replies_read_and_write_as_expected(record: bytes, wanted: dict[str, Any]) -> None:
     reply = Reply(**{**wanted, "code": Code[wanted["code"]]})
     assert format_reply(reply) == record
-    dropped = {name: None for name in ("version", "n", "lag")} if reply.seq > 1 << 60 else {}
+    dropped = {name: None for name in ("version", "n", "rows", "lag")} if reply.seq > 1 << 60 else {}
     assert parse_reply(record) == reply._replace(**dropped)
     read = client_reply(record)
     assert read is not None
     assert (read.ok, read.seq, read.clock, read.code.name, read.stop) == (reply.ok, reply.seq, reply.clock, wanted["code"], reply.stop)
     if not dropped:
-        assert (read.version, read.lag, read.done) == (reply.version or 0, reply.lag or 0, reply.done or 0)
+        assert (read.version, read.lag or 0, read.done) == (reply.version or 0, reply.lag or 0, reply.done or 0)
 
 
 def test_the_python_client_reads_info_as_expected() -> None:
@@ -100,9 +126,8 @@ def test_arrays_have_the_expected_bits_raw_and_as_text(dtype: str) -> None:  # S
     values = np.array([cast(text) for text in EXPECTED["arrays"][dtype]], DTYPES[dtype])
     assert (GOLDEN / f"{dtype}.bin").read_bytes() == values.tobytes()
     table = InfoTable("w", "dense", dtype, "C", 0, len(values), (len(values),))
-    info = golden.INFO._replace(tables=(table,), elements=len(values), cap_grad=values.nbytes, cap_param=values.nbytes)
     into = numbers.aligned(values.nbytes)
-    numbers.parse_text(info, (GOLDEN / f"{dtype}.txt").read_bytes(), into, f"{dtype}.txt")
+    numbers.parse_text((GOLDEN / f"{dtype}.txt").read_bytes(), numbers.dense_series([table], into), f"{dtype}.txt")
     assert into.tobytes() == values.tobytes()
 
 
@@ -117,7 +142,7 @@ def test_a_c_program_reads_the_page_as_expected(tmp_path: Path, require: Callabl
         "    if (argc < 2 || !file || fread(&page, sizeof page, 1, file) != 1 || memcmp(page.magic, PLUGML_MAGIC, 8)) return 1;\n"
         + "".join(f'    printf("%lld\\n", (long long)page.{name});\n' for name in names)
         + "".join(f'    printf("%lld\\n", (long long)page.{name});\n' for name in ("gen", "n", "cap_grad", "cap_param", "worker"))
-        + '    for (int i = 0; i < 13; i++) printf("%lld\\n", (long long)page.counters[i]);\n'
+        + '    for (int i = 0; i < 17; i++) printf("%lld\\n", (long long)page.counters[i]);\n'
         '    for (int i = 0; i < 8; i++) printf("%lld\\n", (long long)page.result_odd[i]);\n    return 0;\n}\n'
     )
     program = tmp_path / "reader"

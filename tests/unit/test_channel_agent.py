@@ -20,7 +20,7 @@ from plugml.shm_protocol.channel import AgentChannel, adopt
 from plugml.shm_protocol.create import Channel, create_channel
 from plugml.shm_protocol.info import Info
 from plugml.shm_protocol.page import BROKEN, BUSY, CLOSED, READY
-from plugml.shm_protocol.request import parse_reply
+from plugml.shm_protocol.request import Request, parse_reply
 from plugml.shm_protocol.root import boot_id, prepare_root, remove_tree
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -64,8 +64,8 @@ def directory(kept: Channel) -> Path:
 
 def read(agent: AgentChannel, exact: bool = True, text: bool = False) -> np.ndarray:
     into = numbers.aligned(agent.info.cap_grad)
-    agent.read_push(text, exact, into)
-    return into.view("<f4")
+    agent.read_data(Request("push", 1, 0, None if exact else agent.info.elements, text=text), into)
+    return into.view(agent.info.tables[0].numpy_dtype)
 
 
 def refused(action: Callable[[], object]) -> tuple[Code, str]:
@@ -214,9 +214,9 @@ def test_with_n_the_file_may_be_longer_but_not_shorter(agent: AgentChannel, dire
 def test_a_file_that_shrinks_while_it_is_read_is_refused(agent: AgentChannel, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = agent.files.read_into
 
-    def shrink(name: str, buffer: object) -> int:
+    def shrink(name: str, buffer: object, offset: int = 0) -> int:
         os.truncate(directory / name, 10)
-        return real(name, buffer)
+        return real(name, buffer, offset)
 
     monkeypatch.setattr(agent.files, "read_into", shrink)
     assert refused(lambda: read(agent)) == (Code.SIZE, "grad shrank to 10 bytes while it was read: leave it alone until the reply")
@@ -256,7 +256,7 @@ def test_a_push_as_text(agent: AgentChannel, directory: Path) -> None:
 def test_a_huge_text_is_refused_unread(agent: AgentChannel, directory: Path) -> None:
     os.truncate(directory / "grad.txt", 1 << 40)
     code, text = refused(lambda: read(agent, text=True))
-    assert code is Code.SIZE and "6 numbers need at most" in text
+    assert code is Code.SIZE and "6 lines need at most" in text
 
 
 # -- what the agent stores

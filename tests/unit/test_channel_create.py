@@ -103,7 +103,7 @@ def test_the_keeper_is_locked_until_the_end(root: Path) -> None:  # SPEC 9.1
         assert is_kept(root_fd, channel.name)
         channel.close(remove=False)
         assert not is_kept(root_fd, channel.name)
-        create.remove_tree(root_fd, channel.name)
+        create.remove_channel(root_fd, channel.name)
         channel.close()
     os.close(root_fd)
 

@@ -128,9 +128,6 @@ def test_seeds_fit_every_language_and_differ_between_workers_and_jobs() -> None:
     ("request_", "code", "words"),
     [
         (Request("step", 1, 0, n=74), Code.SIZE, "n=74, but the job's dense tables have 75 elements"),
-        (Request("next", 1, 0), Code.FORMAT, "no list of pieces"),
-        (Request("step", 1, 0, timeout_ms=5), Code.FORMAT, "not served by this agent"),
-        (Request("step", 1, 0, unwaited=True), Code.FORMAT, "not served by this agent"),
         (Request("step", 1, 0, sections=(Section("v", 1, 1),)), Code.RANGE, "'v' is none of this job's; it has w, b, n"),
         (Request("step", 1, 0, sections=(Section("w", 1, 1),)), Code.FORMAT, "only sparse tables are named"),
     ],

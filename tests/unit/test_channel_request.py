@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from plugml.core.errors import Code, RequestError
 from plugml.shm_protocol.request import (
     COUNT_MAX,
+    SECTIONED,
     SEQ_MAX,
+    TIMED,
     VERBS,
     WEIGHT_MAX,
     Reply,
@@ -36,11 +38,13 @@ WEIGHTS = st.floats(0, WEIGHT_MAX, exclude_min=True, allow_subnormal=True)
 def requests(draw: st.DrawFn) -> Request:
     verb = draw(st.sampled_from(VERBS))
     seq = 0 if verb == "hello" else draw(st.integers(1, SEQ_MAX))
-    timeout = draw(st.none() | st.integers(0, 1 << 31))
-    return Request(
+    timeout = draw(st.none() | st.integers(0, 1 << 31)) if verb in TIMED else None
+    made = Request(
         verb, seq, draw(st.integers(0, SEQ_MAX)), draw(OPTIONAL_COUNT), draw(WEIGHTS), draw(st.booleans()), timeout,
-        draw(st.booleans()), draw(SECTIONS),
+        verb == "push" and draw(st.booleans()), draw(SECTIONS) if verb in SECTIONED else (),
     )  # fmt: skip
+    sections = [s._replace(rows=s.rows * made.pushes, want=s.want * made.pulls) for s in made.sections]
+    return made._replace(sections=tuple(sections))
 
 
 @st.composite
@@ -49,7 +53,7 @@ def replies(draw: st.DrawFn) -> Reply:
     small = st.integers(0, 999)  # so that everything fits into 63 bytes
     return Reply(
         code is Code.OK, draw(small), draw(small), draw(st.none() | small), draw(st.none() | small), code, draw(st.none() | st.integers(0, 99)),
-        code is Code.OK and draw(st.booleans()), draw(st.none() | st.integers(0, 99)),
+        code is Code.OK and draw(st.booleans()), draw(st.none() | st.integers(0, 9)), draw(st.none() | st.integers(0, 99)),
     )  # fmt: skip
 
 
@@ -70,7 +74,7 @@ def test_a_reply_reads_back_as_it_was_written(reply: Reply) -> None:  # SPEC 5.3
 
 @given(st.integers(0, SEQ_MAX), st.integers(0, SEQ_MAX), st.sampled_from(Code), st.booleans())
 def test_a_reply_with_huge_numbers_keeps_what_matters(seq: int, clock: int, code: Code, stop: bool) -> None:  # SPEC 6.8
-    reply = Reply(code is Code.OK, seq, clock, (1 << 64) - 1, SEQ_MAX, code, SEQ_MAX, stop)
+    reply = Reply(code is Code.OK, seq, clock, (1 << 64) - 1, SEQ_MAX, code, SEQ_MAX, stop, rows=SEQ_MAX)
     record = format_reply(reply)
     assert len(record) == 64
     read = parse_reply(record)

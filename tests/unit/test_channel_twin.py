@@ -56,7 +56,7 @@ def serve(agent: AgentChannel, values: np.ndarray) -> None:
     into = numbers.aligned(agent.info.cap_grad)
     code, pushes = Code.OK, agent.result.pushes
     try:
-        agent.read_push(request.text, request.n is None, into)
+        agent.read_data(request, into)
         for table in agent.info.dense:
             numbers.view(values, table)[:] = numbers.view(into, table) * request.seq
         if request.text:
