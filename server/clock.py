@@ -1,12 +1,15 @@
 """The clock of one job: who has finished which iteration, when a clock closes, who gives the first values.
 
     Join, Tick, Leave, StandingAsk  ->  Standing          to the agent that spoke
+    StopAsk                         ->  Standing          the clock where all workers end is decided once
+    NextAsk                         ->  NextTold          the stream's next piece of input
     every member has finished c     ->  Close(c)          to every server of the job, until all ranges acked (BSP)
     slowest, closed, members ...    ->  Standing          to every other agent, as a notice
     membership changes              ->  Roster            to every server of the job, until all ranges acked
+    two workers push the same bytes ->  Twins             to the agents of both
 
-Closes are decided once, in order, with the incarnation that ticked.  Owns membership, ticks and the claim on first
-values.  Refuses to know values, pushes, and how many agents there will be.
+Closes are decided once, in order, with the incarnation that ticked.  Owns membership, ticks, the stop clock and the claim
+on first values; pieces and twins have books of their own.  Refuses to know values, pushes, and how many agents there will be.
 """
 
 from __future__ import annotations
@@ -16,16 +19,21 @@ from typing import Any
 from zlib import crc32
 
 from ..core.clock import BSP
-from ..core.effects import Send
+from ..core.effects import Log, Send
 from ..core.errors import Code, PeerError
 from ..core.job import JobSpec
 from ..core.limits import Limits
 from ..wire import messages as m
 from .members import Member, Members
 from .outbox import Outbox
+from .twins import Twins
+from .worklist import Worklist
 
 WAITING_MAX = 16
 WEIGHT_MAX = 2.0**53 * 4096
+
+#: Reasons of a Leave after which a worker's piece of input is done; after any other it comes back.
+DONE = ("bye", "finished")
 
 Weights = tuple[tuple[int, float], ...]
 
@@ -40,7 +48,10 @@ class ClockMachine:
         self.outbox = Outbox(limits)
         self.closed = 0  # clocks decided so far
         self.initialised = 0  # claim whose first values are complete
-        self.stop_clock = -1
+        self.stop_clock = spec.stop_clock or -1  # all workers end when they have finished so many clocks; -1 = none is known
+        self.work = Worklist(spec.pieces, spec.passes)
+        self.twins = Twins()
+        self._asked_to_stop = False  # a rule has fired: nothing changes stop_clock any more
         self._limits = limits
         self._workers_max = limits.workers_max
         self._closes = any(spec.consistency_of(table).model == BSP for table in spec.tables)
@@ -50,6 +61,7 @@ class ClockMachine:
         self._claim = 0  # number of the last claim
         self._claimer: tuple[int, int] | None = None  # the stream that holds it
         self._agents: dict[str, None] = {}  # nodes that speak for somebody
+        self._news: list[Any] = []  # effects of this event beside answer, closes and notices
 
     def place(self, owners: dict[int, str], epoch: int, token: int) -> None:
         """A map: where each range of the job lies."""
@@ -76,8 +88,10 @@ class ClockMachine:
             effects.append(Send(sender, self._standing(answer)))
         elif answer is not None:
             effects.append(Send(sender, answer))
+        effects += self._news
+        self._news = []
         if self._notice() != before:
-            told = sender if isinstance(answer, Member) else ""
+            told = sender if isinstance(answer, (Member, m.Standing)) else ""
             notice = self._standing(None)
             effects += [Send(agent, notice) for agent in self._agents if agent != told]
         return effects
@@ -114,6 +128,8 @@ class ClockMachine:
             return member  # a repeat
         if tick.clock > member.finished:
             return self._refuse(tick, Code.SEQ, f"worker {tick.worker} is in clock {member.finished}, not {tick.clock}")
+        if 0 <= self.stop_clock <= tick.clock:
+            return self._refuse(tick, Code.STOP, f"the job ends for all workers at clock {self.stop_clock}")
         if not member.here:
             return self._refuse(tick, Code.SEQ, f"worker {tick.worker} has left at clock {member.end}")
         if self._closes and tick.clock >= self.outbox.floor + self._limits.closes_max:
@@ -122,7 +138,18 @@ class ClockMachine:
         if self._closes:
             self._ticks.setdefault(tick.clock, {})[tick.worker] = (tick.gen, weights)
         self.members.finish(member)
+        self._compare(member, tick)
         return member
+
+    def _compare(self, member: Member, tick: m.Tick) -> None:
+        """Has somebody else pushed the same bytes, clock after clock?  The agents of both are told."""
+        pair = self.twins.note(tick.worker, tick.clock, tick.crc, self.members.slowest)
+        if pair is None:
+            return
+        told = m.Twins(self.job, self.epoch, self.token, *pair)
+        other = self.members.get(pair.other)
+        agents = [member.agent] if other is None or other.agent in ("", member.agent) else [member.agent, other.agent]
+        self._news += [Send(agent, told) for agent in agents]
 
     def _on_leave(self, sender: str, leave: m.Leave) -> Member | m.Refuse:
         """The worker ends with what it has finished: nobody waits for it any more."""
@@ -130,7 +157,36 @@ class ClockMachine:
         if isinstance(member, Member) and member.here:
             self.members.leave(member)
             self._drop_claim_of(member.worker)
+            self.twins.forget(member.worker)
+            if leave.reason in DONE:
+                self.work.finish(member.worker)
+            else:
+                self.work.lose(member.worker)
         return member
+
+    def _on_stop_ask(self, sender: str, ask: m.StopAsk) -> m.Standing:
+        """A stop rule has fired: all end at the clock behind the farthest one that anybody is in.
+
+        The first one decides, and a clock that the job names itself is only brought nearer.
+        """
+        if not self._asked_to_stop:
+            self._asked_to_stop = True
+            end = self.members.farthest + 1
+            self.stop_clock = end if self.stop_clock < 0 else min(end, self.stop_clock)
+            self._news.append(Log("stopping", {"job": self.job, "clock": self.stop_clock, "reason": ask.reason}))
+        return self._standing(None)
+
+    def _on_next_ask(self, sender: str, ask: m.NextAsk) -> m.NextTold | m.Refuse | None:
+        """A piece for the stream; none for a worker that has left, since nobody would give it back."""
+        member = self._stream(sender, ask)
+        if not isinstance(member, Member):
+            return member
+        if not self.work.pieces:
+            return self._refuse(ask, Code.FORMAT, f"job {self.job} hands out no input: it has no pieces")
+        if not member.here:
+            return self._refuse(ask, Code.SEQ, f"worker {ask.worker} has left at clock {member.end} and gets no piece")
+        told = self.work.ask(ask.worker, ask.gen, ask.request)
+        return m.NextTold(self.job, self.epoch, self.token, ask.worker, ask.gen, ask.request, *told) if told is not None else None
 
     def _on_standing_ask(self, sender: str, ask: m.StandingAsk) -> Member | m.Refuse | m.Standing:
         """Asked for nobody (a tool, an export), it is told as a notice is."""
@@ -175,6 +231,7 @@ class ClockMachine:
         if self._closes:
             first = self.closed + 1 if self.members.count else self.closed
         self._drop_claim_of(worker)
+        self.work.lose(worker)
         member = self.members.join(worker, gen, sender, first)
         self._count_agents()
         return member
@@ -268,11 +325,15 @@ class ClockMachine:
         if self._closes and self.members.count:
             assert self.members.slowest <= self.closed, "a clock that all have finished is not closed"
         assert self.initialised <= self._claim
+        assert not self._news, "an event left something unsaid"
+        assert self._limits.workers_max >= len(self.members.rows)
+        self.work.check()
+        self.twins.check()
 
     def digest(self) -> int:
         state = (
             self.members.roster(), [member.finished for member in self.members.rows.values()], self.closed, self.initialised,
-            self._claim, self._claimer, sorted(self._ticks.items()), self.outbox.state(),
+            self._claim, self._claimer, sorted(self._ticks.items()), self.outbox.state(), self.stop_clock, self.work.state(),
         )  # fmt: skip
         return crc32(repr(state).encode())
 
@@ -284,4 +345,6 @@ _HANDLERS: dict[type[Any], Any] = {
     m.StandingAsk: ClockMachine._on_standing_ask,
     m.ClaimAsk: ClockMachine._on_claim_ask,
     m.InitDone: ClockMachine._on_init_done,
+    m.StopAsk: ClockMachine._on_stop_ask,
+    m.NextAsk: ClockMachine._on_next_ask,
 }

@@ -68,6 +68,12 @@ class Members:
         if not self._behind:
             self._count_anew()
 
+    @property
+    def farthest(self) -> int:
+        """The most clocks that a member has finished, or anybody when nobody is left."""
+        here = [member.finished for member in self.rows.values() if member.here]
+        return max(here or [member.finished for member in self.rows.values()], default=0)
+
     def waiting(self, most: int) -> tuple[int, ...]:
         """The members that hold the clock back, the lowest numbers first."""
         return tuple(islice(self._behind, most))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from plugml.core.effects import Log, Send
 from plugml.core.errors import Code, PeerError
 from plugml.core.job import JobSpec
 from plugml.core.limits import Limits
@@ -27,6 +28,7 @@ class Tower:
         self.clock = ClockMachine(1, 0, spec, limits, 1, 1)
         self.clock.place({0: "s0.1", 1: "s0.1", 2: "s1.1"}, 1, 1)
         self.now_us = 0
+        self.logs: list[Log] = []
 
     def say(self, kind: type[Any], *rest: Any, worker: int = 0, gen: int = 1, agent: str = "a0.1") -> list[Any]:
         return self.hear(agent, kind(1, 1, 1, worker, gen, *rest))
@@ -34,10 +36,11 @@ class Tower:
     def hear(self, sender: str, message: Any) -> list[Any]:
         effects = self.clock.on_message(sender, message, self.now_us)
         self.clock.check()
-        return [(effect.to, effect.message) for effect in effects]
+        self.logs += [effect for effect in effects if isinstance(effect, Log)]
+        return [(effect.to, effect.message) for effect in effects if isinstance(effect, Send)]
 
-    def tick(self, clock: int, worker: int = 0, gen: int = 1, weight: float = 1.0, agent: str = "a0.1") -> list[Any]:
-        return self.say(m.Tick, clock, ((0, weight),), worker=worker, gen=gen, agent=agent)
+    def tick(self, clock: int, worker: int = 0, gen: int = 1, weight: float = 1.0, agent: str = "a0.1", crc: int = 0) -> list[Any]:
+        return self.say(m.Tick, clock, ((0, weight),), 0, (), crc, worker=worker, gen=gen, agent=agent)
 
     def ack(self, closed: int, server: str = "s0.1", ranges: tuple[int, ...] = (0, 1)) -> list[Any]:
         return self.hear(server, m.CloseAck(1, 1, 1, closed, ranges))
