@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import stat
 from typing import Any
 
 import click
+
+TOML_BYTES_MAX = 1 << 20
 
 EXAMPLES = """\b
 Examples:
@@ -13,9 +16,11 @@ Examples:
   plugml run -n 4 -f job.toml -- python train.py shard-{worker}.csv
   plugml run --table w=650:f64,init=program --worker './c_trainer a' --worker 'Rscript fit.R b'
   plugml run -n 8 --consistency asp --on-worker-loss shrink -f job.toml
+  plugml run -n 4 --table w=650 --data 'parts/*.csv' -- ./trainer {data}
+  plugml run -n 4 --table w=650 --evaluate './test {model}' --evaluate-every 100 --metric accuracy --patience 5 --keep-best -- ./trainer
   plugml run -f job.toml --check
 \b
-In the command's arguments {worker} {workers} {seed} {out} are replaced; every other brace stays as it is.
+In the command's arguments {worker} {workers} {seed} {out} {data} are replaced; every other brace stays as it is.
 \b
 Exit codes: 0 all well; else the first failing worker's own, 128+n if a signal killed it;
   1 server lost or result not saved; 2 usage; 69 no cluster; 73 channel root full; 75 agent gone;
@@ -29,13 +34,29 @@ Exit codes: 0 all well; else the first failing worker's own, 128+n if a signal k
     context_settings={"help_option_names": ["-h", "--help"], "allow_interspersed_args": False, "max_content_width": 120},
 )
 @click.option("-n", "--workers", type=int, metavar="N", help="How many workers (default 1).")
-@click.option("-f", "--file", type=click.Path(dir_okay=False), metavar="FILE", help="job.toml: [job] with keys like these flags, [[worker]], [[table]], [result]; a flag wins.")
+@click.option("-f", "--file", type=click.Path(dir_okay=False), metavar="FILE", help="job.toml: [job] with keys like these flags, [[worker]], [[table]], [data], [evaluate], [stop], [result]; a flag wins.")
 @click.option("--name", metavar="NAME", help="The job's name (default: from the command, with a suffix where it is taken).")
-@click.option("--table", "tables", multiple=True, metavar="SPEC", help="NAME=SHAPE[:dtype][,key=value...], e.g. w=10,64:f32,lr=0.1; keys: lr, optimizer, init, combine, consistency, order. Repeatable.")
-@click.option("--optimizer", metavar="NAME", help="For tables that name none: sgd, add or assign.")
+@click.option("--table", "tables", multiple=True, metavar="SPEC", help="NAME=SHAPE[:dtype][,key=value...], e.g. w=10,64:f32,lr=0.1, or NAME=sparse[:dtype],width=16[,rows=N,index=u32|u64|str]; more keys: docs/job.md. Repeatable.")
+@click.option("--optimizer", metavar="NAME", help="For tables that name none: sgd, momentum, nesterov, adagrad, rmsprop, adam, adamw, add or assign.")
 @click.option("--lr", type=float, metavar="X", help="For tables that name none; used as written.")
+@click.option("--lr-scale", metavar="RULE", help="lr grows with the workers: none (default), linear or sqrt.")
+@click.option("--lr-warmup", type=int, metavar="CLOCKS", help="In which it grows to that (default 0).")
 @click.option("--consistency", metavar="MODEL", help="bsp (default), ssp:N or asp.")
 @click.option("--combine", metavar="HOW", help="mean (default, but of i64 tables the sum) or sum of the workers' pushes.")
+@click.option("--data", multiple=True, metavar="GLOB", help="Files: each worker gets its share of them as {data}. Repeatable.")
+@click.option("--shard", metavar="FILE[:csv|lines|libsvm]", help="A file that is cut into a slice for each worker, as {data}.")
+@click.option("--pieces", multiple=True, metavar="GLOB|FILE:lines:N", help="Files, or slices of one, that workers ask for one by one. Repeatable.")
+@click.option("--passes", type=int, metavar="N", help="Passes over the pieces (default 1).")
+@click.option("--evaluate", metavar="CMD", help="A command that looks at the model beside training: {model} {clock} are replaced.")
+@click.option("--evaluate-every", type=int, metavar="CLOCKS", help="From one evaluation to the next.")
+@click.option("--metric", metavar="NAME|REGEX", help="The number that it prints behind this name, or in the group of this expression (default: its last number).")
+@click.option("--clocks", type=int, metavar="N", help="All workers end when they have done so many clocks.")
+@click.option("--seconds", type=float, metavar="S", help="All workers end at one clock after so long.")
+@click.option("--patience", type=int, metavar="N", help="All workers end at one clock when the metric has not become better in N evaluations.")
+@click.option("--mode", metavar="max|min", help="Is more better (default), or less?")
+@click.option("--min-delta", type=float, metavar="X", help="What counts as better for --patience (default: anything).")
+@click.option("--keep-best", is_flag=True, default=None, help="Keep the best model that an evaluation has seen, in best/.")
+@click.option("--export", metavar="FORMATS", help="Of the result: raw,npz (default), safetensors, csv; with commas between them.")
 @click.option("--seed", type=int, metavar="N", help="Seed of the job; each worker gets its own from it (default 0).")
 @click.option("--worker", multiple=True, metavar="CMD", help="The command of one worker, where they differ. Repeatable.")
 @click.option("--cluster", metavar="NAME", help="Join a standing cluster instead of starting a private one.")
@@ -47,6 +68,9 @@ Exit codes: 0 all well; else the first failing worker's own, 128+n if a signal k
 @click.option("--grace", type=float, metavar="SECONDS", help="From SIGTERM to SIGKILL when the run ends early (default 30).")
 @click.option("--stdin", metavar="FILE", help="Standard input of each program (default nothing); {worker} is replaced.")
 @click.option("--env", multiple=True, metavar="NAME=VALUE", help="A variable for the programs; `torch` sets RANK, WORLD_SIZE and kin. Repeatable.")
+@click.option("--private-dir", is_flag=True, default=None, help="Start each worker in a directory of its own, with links to what is here.")
+@click.option("--memory", metavar="SIZE", help="What the job may take of the servers' memory, e.g. 2GiB (default: all there is).")
+@click.option("--bell", metavar="fifo|sem", help="What wakes a program that waits: a FIFO (default), or a semaphore.")
 @click.option("-q", "--quiet", is_flag=True, help="Of plugml itself only warnings and errors.")
 @click.option("-v", "--verbose", is_flag=True, help="Say more.")
 @click.option("--json", "as_json", is_flag=True, help="The summary as JSON on stdout; what the programs print goes to stderr.")
@@ -65,7 +89,7 @@ def run(file: str | None, quiet: bool, verbose: bool, as_json: bool, allow_disk:
     flags = {key: value for key, value in given.items() if value is not None and value != ()}
     if "ok_exit" in flags:
         flags["ok_exit"] = exit_codes(flags["ok_exit"])
-    for key in ("env", "tables", "worker", "argv"):
+    for key in ("env", "tables", "worker", "argv", "data", "pieces"):
         if key in flags:
             flags[key] = list(flags[key])
     if "cluster" not in flags and os.environ.get("PLUGML_CLUSTER"):
@@ -90,8 +114,7 @@ def read_toml(path: str) -> dict[str, Any]:
     from ..core.errors import UsageError
 
     try:
-        with open(path, "rb") as file:
-            found = tomllib.load(file)
+        found = tomllib.loads(_bounded(path).decode())
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -100,6 +123,19 @@ def read_toml(path: str) -> dict[str, Any]:
         raise UsageError(f"{path} is no valid TOML: too many brackets in each other") from None
     if _has_zero_byte(found):
         raise UsageError(f"{path}: a text holds a zero byte (\\u0000), which no command, name or path can hold")
+    return found
+
+
+def _bounded(path: str) -> bytes:
+    """The file's bytes.  A FIFO or a device may never end, and nobody writes so long a job.toml by hand."""
+    from ..core.errors import UsageError
+
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise UsageError(f"{path}: not a regular file; write the job into one")
+        found = file.read(TOML_BYTES_MAX + 1)
+    if len(found) > TOML_BYTES_MAX:
+        raise UsageError(f"{path}: more than {TOML_BYTES_MAX:,} bytes; that is no job.toml")
     return found
 
 

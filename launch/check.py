@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from . import words
+from . import data, words
 from .plan import RunPlan
+from .rules import rule_lines
 
 
 class Room(NamedTuple):
-    """Bytes needed and bytes there, for the channels in `root` and for the result."""
+    """Bytes needed and bytes there: for the channels in `root`, for the result, and (private cluster) for the servers' values."""
 
     root: str
     channels: int
     root_free: int
     result: int
     result_free: int
+    values: int = 0
+    memory_free: int = 0
 
 
 def check_lines(plan: RunPlan, room: Room, threads: str) -> list[str]:
@@ -27,11 +30,19 @@ def check_lines(plan: RunPlan, room: Room, threads: str) -> list[str]:
     lines += [f"worker {number}: {words.command_line(plan.arguments(number))}" for number in shown(plan)]
     if len(shown(plan)) < plan.workers:
         lines.append(f"... {plan.workers} workers in all")
+    lines += data.lines(plan.data, plan.workers, plan.result)[: words.NAMED_MAX]
+    lines += rule_lines(plan.rules, words.command_line(plan.rules.command))
+    if plan.private_dir:
+        lines.append(f"each worker starts in a directory of its own, {plan.start_of(0)} and so on, with links to what is here")
     lines.append(loss_line(plan))
     if threads:
         lines.append(threads)
     lines.append(f"channels: {words.amount(room.channels)} needed in {room.root}, {words.amount(room.root_free)} free")
     lines.append(f"result: {words.amount(room.result)} needed in {plan.result}, {words.amount(room.result_free)} free")
+    if room.values:
+        limit = f", at most {words.amount(plan.spec.memory_bytes)} with their rows" if plan.spec.memory_bytes else ""
+        lines.append(f"servers: {words.amount(room.values)} needed for values and optimizers{limit}, {words.amount(room.memory_free)} of memory free")
+    lines.append(f"formats: {', '.join(plan.formats)}")
     return [*lines, *plan.notes, "ok"]
 
 
@@ -52,5 +63,6 @@ def check_document(plan: RunPlan, room: Room) -> dict[str, Any]:
     return {
         "job": plan.spec.to_document(), "commands": [list(plan.arguments(number)) for number in range(plan.workers)],
         "cluster": plan.cluster, "servers": plan.servers, "result": plan.result, "step": words.step_line(plan), "room": room._asdict(),
-        "notes": list(plan.notes),
+        "notes": list(plan.notes), "data": data.document(plan.data, plan.workers, plan.result), "formats": list(plan.formats),
+        "evaluate": list(plan.rules.command), "rules": rule_lines(plan.rules, words.command_line(plan.rules.command)),
     }  # fmt: skip

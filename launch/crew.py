@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from ..core.errors import Code
 from ..core.jobmap import FAILED, FINISHED, STOPPED
+from . import data, words
 from . import effects as e
-from . import words
 from .plan import RunPlan
 from .worker import ATTACHING, ENDED, HELD, IDLE, LEAVING, MAKING, OPENING, RUNNING, STARTING, WITH_CHANNEL, Worker
 
@@ -210,7 +210,8 @@ class Crew:
         what = f"{what}, after {words.count(worker.restarts, 'restart')}"
         worker.outcome = LOST_WORKER
         if spec.on_worker_loss == "shrink":
-            out = self._warn(f"{what}; going on without it (shrink): its part of the data is no longer seen")
+            unseen = data.unseen(self.plan.data, worker.number, self.plan.workers, self.plan.result)
+            out = self._warn(f"{what}; going on without it (shrink): {unseen}")
             return out + self._leave(worker, LOST_WORKER)
         worker.phase = HELD
         return self._warn(f"{what}; the others wait for it (on_worker_loss=wait). Ctrl-C saves the result and ends the run")

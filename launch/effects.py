@@ -83,6 +83,34 @@ class DiscardResult(NamedTuple):
     scratch: str
 
 
+class PrepareModel(NamedTuple):
+    """Make an empty directory for the tables of one evaluation.  -> ModelReady | ModelFailed"""
+
+
+class Evaluate(NamedTuple):
+    """Complete the tables in `directory` and run the evaluation's command on them.  -> Evaluated"""
+
+    directory: str
+    clock: int
+
+
+class EndEvaluation(NamedTuple):
+    """Nobody waits for the evaluation that runs: end it."""
+
+
+class KeepBest(NamedTuple):
+    """Keep the tables in `directory` as the best ones, in the formats of the result.  -> BestKept"""
+
+    directory: str
+    document: dict[str, Any]
+
+
+class DropModel(NamedTuple):
+    """The tables of an evaluation are not needed any more."""
+
+    directory: str
+
+
 class Tell(NamedTuple):
     """A sentence for the user.  level: info | warn | error | detail (detail only with -v)."""
 
@@ -104,12 +132,18 @@ class Finish(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """One look at the job: clocks finished by each worker, the closed clock (BSP), how many members take part."""
+    """One look at the job: clocks finished by each worker, the closed clock (BSP), how many members take part.
+
+    `metric` is the last evaluation in words; `goal` the clock at which all workers end, `end_us` the time, 0 = unknown.
+    """
 
     clocks: dict[int, int]
     closed: int
     restarts: int
     running: int
+    metric: str = ""
+    goal: int = 0
+    end_us: int = 0
 
 
 # -- events -----------------------------------------------------------------------------------------------------------
@@ -188,6 +222,31 @@ class Looked(NamedTuple):
     there: bool
     spoke: bool
     state: str
+
+
+class ModelReady(NamedTuple):
+    directory: str
+
+
+class ModelFailed(NamedTuple):
+    text: str
+
+
+class Evaluated(NamedTuple):
+    """An evaluation is over: the number that it gave, or why there is none, with its last lines."""
+
+    directory: str
+    clock: int
+    value: float | None
+    text: str
+    tail: tuple[str, ...]
+
+
+class BestKept(NamedTuple):
+    """`text` says why it could not be kept, "" = it is, in `directory`."""
+
+    directory: str
+    text: str
 
 
 class ResultReady(NamedTuple):

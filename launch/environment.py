@@ -13,8 +13,9 @@ from . import words
 from .plan import RunPlan
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-_FOREIGN_PREFIXES = ("PMI_", "OMPI_COMM_")
-_FOREIGN = ("SLURM_PROCID", "SLURM_NTASKS")
+_FOREIGN_PREFIXES = ("PMI_", "PMIX_", "OMPI_COMM_")
+_FOREIGN = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_LOCALID", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+MODEL = "PLUGML_MODEL"  # directory of the tables that an evaluation looks at
 
 
 def threads_each(cpus: float, local_workers: int) -> int:
@@ -47,13 +48,7 @@ def worker_environment(
     base: Mapping[str, str], plan: RunPlan, info: Info, directory: str, cpus: float, master_port: int, version: str
 ) -> dict[str, str]:
     """Everything that the program of `info.worker` sees."""
-    result = {
-        name: value
-        for name, value in base.items()
-        if name not in VARIABLES and name not in _FOREIGN and not name.startswith(_FOREIGN_PREFIXES)
-    }
-    result.update(thread_variables(base, threads_each(cpus, plan.workers)))
-    result.setdefault("PYTHONUNBUFFERED", "1")
+    result = _inherited(base, plan, cpus)
     if plan.torch:
         result.update(torch_variables(info.worker, info.workers, master_port))
     result.update(plan.variables)
@@ -63,6 +58,26 @@ def worker_environment(
         )
     )
     return result
+
+
+def _inherited(base: Mapping[str, str], plan: RunPlan, cpus: float) -> dict[str, str]:
+    """What a program may see of our own environment: no channel of somebody else's, no number in an outer world."""
+    result = {
+        name: value
+        for name, value in base.items()
+        if name not in VARIABLES and name not in _FOREIGN and name != MODEL and not name.startswith(_FOREIGN_PREFIXES)
+    }
+    result.update(thread_variables(base, threads_each(cpus, plan.workers)))
+    result.setdefault("PYTHONUNBUFFERED", "1")
+    return result
+
+
+def evaluation_environment(base: Mapping[str, str], plan: RunPlan, model: str, clock: int, cpus: float) -> dict[str, str]:
+    """What an evaluation's command sees: it has no channel, so that a program with a client in it runs alone."""
+    return {
+        **_inherited(base, plan, cpus), **dict(plan.variables),
+        MODEL: model, "PLUGML_JOB": plan.spec.name, "PLUGML_CLOCK": str(clock),
+    }  # fmt: skip
 
 
 def torch_variables(worker: int, workers: int, port: int) -> dict[str, str]:

@@ -15,9 +15,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..core.errors import PlugmlError, RootError, UsageError, WorldError
+from ..core.kinds import STATE_ARRAYS
+from ..core.table import TableSpec
 from ..shm_protocol.create import bytes_of
 from . import words
 from .check import Room
+from .datafiles import source_bytes
+from .export import room_bytes
 from .plan import RunPlan
 
 FDS_PER_WORKER = 12  # keeper, root, two FIFOs, two pipes, log, pidfd, and those that are open only while it starts
@@ -166,24 +170,67 @@ def raise_descriptor_limit(workers: int) -> None:
 
 
 def room(plan: RunPlan, root: Path) -> Room:
-    """What channels and result need, and what is free where they go."""
+    """What channels, result and servers need, and what is free where it goes."""
     channels = plan.workers * bytes_of(plan.info(0))
-    result = 2 * sum(table.nbytes for table in plan.spec.tables) + SLACK_BYTES
-    return Room(str(root), channels, free_bytes(root), result, free_bytes(Path(plan.result)))
+    result = room_bytes(plan.spec.tables, plan.formats) * (2 if plan.rules.keep_best else 1) + SLACK_BYTES
+    result += source_bytes(plan.data, plan.directory)
+    values = 0 if plan.cluster else sum(stored_bytes(table) for table in plan.spec.tables)
+    return Room(str(root), channels, free_bytes(root), result, free_bytes(Path(plan.result)), values, 0 if plan.cluster else free_memory())
+
+
+def stored_bytes(table: TableSpec) -> int:
+    """Of a dense table's values and their optimizer's state, on all servers together; a sparse one begins with nothing."""
+    return table.stored_bytes * (1 + STATE_ARRAYS.get(table.optimizer, 0)) if table.kind == "dense" else 0
 
 
 def check_space(room: Room, plan: RunPlan) -> None:
-    """Refuse before the start what cannot fit at the end."""
+    """Refuse before the start what cannot fit: in the channels' root, in memory, or at the end where the result goes."""
     if room.channels > room.root_free:
         raise RootError(
             f"the channels of {words.count(plan.workers, 'worker')} need {words.amount(room.channels)}, and {room.root} has "
             f"{words.amount(room.root_free)} free: use fewer workers, or set PLUGML_ROOT to a larger tmpfs"
+        )
+    if room.values and room.values + room.channels > room.memory_free:
+        raise WorldError(
+            f"servers need {words.amount(room.values)} for values and optimizers, channels {words.amount(room.channels)}, and this host has "
+            f"{words.amount(room.memory_free)} of memory free: use smaller tables (large ones with few rows in use can be sparse), fewer workers, or another host"
+        )
+    dense = sum(stored_bytes(table) for table in plan.spec.tables)
+    if 0 < plan.spec.memory_bytes < dense:
+        raise UsageError(
+            f"memory = {words.amount(plan.spec.memory_bytes)}, and the dense tables need {words.amount(dense)} for values and optimizers: raise it"
         )
     if room.result > room.result_free:
         raise WorldError(
             f"the result needs {words.amount(room.result)}, and {plan.result} has {words.amount(room.result_free)} free: "
             "choose another place with --result DIR"
         )
+
+
+def free_memory(groups: Path = Path("/sys/fs/cgroup"), mine: Path = Path("/proc/self/cgroup"), info: Path = Path("/proc/meminfo")) -> int:
+    """Bytes that new processes may use: what the host has available, or what the control groups leave, whichever is less."""
+    lines = dict(line.split(":", 1) for line in _read(info).splitlines() if ":" in line)
+    available = lines.get("MemAvailable", "").split()
+    left = [int(available[0]) << 10] if available else []
+    for line in _read(mine).splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            left += [_memory_left(place, "memory.max", "memory.current", "") for place in _upwards(groups, path)]
+        elif "memory" in controllers.split(","):
+            words_v1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+            left += [_memory_left(place, *words_v1) for place in _upwards(groups / "memory", path)]
+    return min((number for number in left if number >= 0), default=1 << 62)
+
+
+def _memory_left(group: Path, limit_name: str, used_name: str, prefix: str) -> int:
+    """What a control group may still take, its cached files counted as free; -1 where there is no limit."""
+    limit, used = (_read(group / name).strip() for name in (limit_name, used_name))
+    if not (limit.isdecimal() and used.isdecimal()):
+        return -1
+    stat = dict(line.split(" ", 1) for line in _read(group / "memory.stat").splitlines() if " " in line)
+    cached = sum(int(stat.get(f"{prefix}{name}_file", 0)) for name in ("active", "inactive"))
+    return max(0, int(limit) - int(used) + cached)
 
 
 def free_bytes(path: Path) -> int:

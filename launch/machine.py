@@ -1,9 +1,9 @@
 """The life of a run: from the agent's hello to the saved result, and with which exit code it ends.
 
-    CONNECTING -> REGISTERING -> TRAINING -> (ENDING) -> SAVING -> CLOSING -> DONE
+    CONNECTING -> REGISTERING -> TRAINING -> (ENDING) -> (JUDGING) -> SAVING -> CLOSING -> DONE
 
 Decides only; `main.py` starts, signals, writes and prints.  Knows no file, process, socket or clock.  The order of an
-end: programs, then their channels, then the result (the job's memory must still be there), then the job.
+end: programs, then their channels, then the last evaluation and the result (the job's memory must still be there), then the job.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from . import effects as e
 from . import words
 from .crew import Crew, Verdict
 from .plan import NAMES_MAX, RunPlan
+from .referee import Referee
+from .saving import Saver
+from .summary import summary
 from .watch import Watch
 from .worker import ENDED, HELD, MAKING, RUNNING, STARTING
 
-CONNECTING, REGISTERING, TRAINING, ENDING, SAVING, CLOSING, DONE = (
-    "connecting", "registering", "training", "ending", "saving", "closing", "done",
+CONNECTING, REGISTERING, TRAINING, ENDING, JUDGING, SAVING, CLOSING, DONE = (
+    "connecting", "registering", "training", "ending", "judging", "saving", "closing", "done",
 )  # fmt: skip
 SIGKILL, SIGTERM = 9, 15
 EX_WORLD, EX_USAGE, EX_NO_CLUSTER, EX_TEMPFAIL = 1, 2, 69, 75
@@ -44,10 +47,10 @@ class RunMachine:
         self.phase = CONNECTING
         self.verdict: Verdict | None = None
         self.cluster = ""
-        self.saved = ""
-        self.files: tuple[str, ...] = ()
-        self.crew = Crew(plan, host, logs, self._ask, now_us)
-        self.watch = Watch(self.crew, limits, now_us)
+        self.crew = crew = Crew(plan, host, logs, self._ask, now_us)
+        self.watch = Watch(crew, limits, now_us)
+        self.referee = referee = Referee(crew, self.watch, self._ask)
+        self.saver = Saver(crew, self._ask, rescue)
         self._start_us = now_us
         self._first_name = plan.spec.name
         self._suffix = 1
@@ -63,19 +66,17 @@ class RunMachine:
         self._kill_us: int | None = None
         self._patience_us: int | None = None  # an end does not wait for ever for somebody's word
         self._signals = 0
-        self._place = self._scratch = ""
-        self._rescue = rescue
-        crew = self.crew
         self._handlers: dict[type[Any], Callable[[Any, int], list[Any]]] = {
             e.AgentUp: self._on_agent_up, e.AgentDown: self._on_agent_down, e.Answer: self._on_answer,
             e.AgentNews: self._on_news, e.ClusterNews: self._on_cluster_news, e.Signalled: self._on_signalled,
-            e.ResultReady: self._on_result_ready, e.ResultSaved: self._on_result_saved, e.ResultFailed: self._on_result_failed,
-            e.Looked: crew.on_looked, e.ChannelMade: crew.on_channel_made, e.ChannelFailed: crew.on_channel_failed,
-            e.Spawned: crew.on_spawned, e.SpawnFailed: crew.on_spawn_failed, e.Exited: crew.on_exited,
+            e.ResultReady: self._on_saving, e.ResultSaved: self._on_saving, e.ResultFailed: self._on_saving,
+            e.ModelReady: referee.on_ready, e.ModelFailed: referee.on_failed, e.Evaluated: referee.on_evaluated, e.BestKept: referee.on_kept,
+            e.Looked: crew.on_looked, e.ChannelMade: crew.on_channel_made, e.ChannelFailed: crew.on_channel_failed, e.Exited: crew.on_exited,
+            e.Spawned: crew.on_spawned, e.SpawnFailed: crew.on_spawn_failed,
         }  # fmt: skip
         self._answers: dict[str, Callable[..., list[Any]]] = {
-            "register": self._registered_as, "standing": self._stood, "export": self._exported, "end": self._ended,
-            "attach": crew.attached, "opened": crew.opened, "exited": crew.left,
+            "register": self._registered_as, "standing": self._stood, "export": self._on_saving, "end": self._ended, "stop": referee.stopped,
+            "model": referee.exported, "attach": crew.attached, "opened": crew.opened, "exited": crew.left,
         }  # fmt: skip
 
     @property
@@ -105,23 +106,27 @@ class RunMachine:
             out += self._poll(now_us)
         if self._patience_us is not None and now_us >= self._patience_us:
             out += self._lose_patience(now_us)
+        if self.phase == TRAINING:
+            out += self.referee.on_time(now_us)
         if self.phase != DONE and self.watch.due(now_us):
             ops = {op for op, _ in self._asked.values() if op != "standing" or self._unheard > UNHEARD}
+            ops |= {"judging"} if self.phase == JUDGING else set()
             out += self.watch.explain(self._up, ops, self.phase == TRAINING, now_us)
         return self._settle(out, now_us)
 
     def deadline_us(self) -> int | None:
         if self.phase == DONE:
             return None
-        times = (self._gone_us, self._kill_us, self._poll_us, self._patience_us, self.watch.due_us)
+        rule_us = self.referee.due_us if self.phase == TRAINING else None
+        times = (self._gone_us, self._kill_us, self._poll_us, self._patience_us, rule_us, self.watch.due_us)
         return min(t for t in times if t is not None)
 
     def check(self) -> None:
         self.crew.check()
         assert (self._gone_us is None) == (self._up or self.crew.deserted), "an absent agent has a time limit, a present one none"
         assert self._registered or self.phase in (CONNECTING, REGISTERING, DONE), self.phase
-        assert self.verdict or self.phase not in (ENDING, SAVING, CLOSING, DONE), self.phase
-        assert self.phase not in (SAVING, CLOSING) or not self.crew.which(RUNNING), "a result is saved after the last program"
+        assert self.verdict or self.phase not in (ENDING, JUDGING, SAVING, CLOSING, DONE), self.phase
+        assert self.phase not in (JUDGING, SAVING, CLOSING) or not self.crew.which(RUNNING), "a result is saved after the last program"
 
     def digest(self) -> int:
         return crc32(repr((self.phase, self.verdict, self.crew.workers, self._up, sorted(self._asked.items()))).encode())
@@ -163,7 +168,7 @@ class RunMachine:
         text = f"the agent has not come back for {away}: code=GONE to the programs; run again from the last checkpoint"
         out = [*gone, Verdict(FAILED, text, EX_TEMPFAIL)]
         if self.phase == SAVING:
-            return out + self._on_result_failed(e.ResultFailed(self._place, "the agent is gone"), now_us)
+            return out + self.saver.nobody_has_it("the agent is gone") + self._saved(now_us)
         return out + (self._finish(now_us) if self.phase == CLOSING else [])
 
     def _on_answer(self, event: e.Answer, now_us: int) -> list[Any]:
@@ -189,7 +194,8 @@ class RunMachine:
             return self._close(now_us)
         self.phase = TRAINING
         self.watch.moved(now_us)
-        self._poll_us = now_us + self.limits.watch_us
+        self.referee.begin(now_us)
+        self._poll_us = now_us + self._pause_us
         told = e.Tell("detail", f"job {self.plan.spec.name} is registered as number {event.fields.get('job')}")
         return [told, *(self.crew.attach(worker) for worker in self.crew.workers)]
 
@@ -197,19 +203,12 @@ class RunMachine:
         news = event.document
         if news.get("job") != self.plan.spec.name or news.get("run", self._run) != self._run or not self._registered:
             return []
-        if news.get("event") == "waiting":
-            return self.watch.overheard(str(news.get("text")), now_us)
-        if news.get("event") == "channel" and news.get("state") == "broken":
-            return [e.Tell("warn", f"the channel of worker {news.get('worker')} is broken: {news.get('text')}")]
-        if news.get("event") == "channel" and news.get("state") == "refused":
-            return [e.Tell("warn", f"worker {news.get('worker')} was refused: {news.get('text')}")]
         if news.get("event") != "job":
-            return []
+            return self.watch.heard(news, now_us)
         state, reason = str(news.get("state")), str(news.get("reason") or "")
         if state == LOST:
             text = f"the job is lost: {reason or 'a server that held the only copy of a part is gone'}"
-            self._rescue = ""  # nobody has the values any more
-            failed = self._on_result_failed(e.ResultFailed(self._place, reason), now_us) if self.phase == SAVING else []
+            failed = self.saver.nobody_has_it(reason) + self._saved(now_us) if self.phase == SAVING else []
             return [Verdict(LOST, text, EX_WORLD), *failed]
         if state in (STOPPED, FAILED) and self.phase not in (SAVING, CLOSING):
             exit_code = 128 + SIGTERM if state == STOPPED else EX_WORLD
@@ -227,18 +226,30 @@ class RunMachine:
         name = words.signal_name(event.signum)
         running = self.crew.which(RUNNING)
         if self._signals > 1:
-            saved = "" if self.saved else ", nothing saved"
+            saved = "" if self.saver.saved else ", nothing saved"
             self.verdict = Verdict(STOPPED, f"{name} again: ended at once{saved}", 128 + event.signum)
             killed = [e.Signal(worker.number, worker.gen, SIGKILL) for worker in running]
             return [*killed, e.Tell("error", self.verdict.reason), *self._finish(now_us)]
-        if self.phase in (SAVING, CLOSING):
-            return [e.Tell("info", f"{name}: all workers have ended already, this is the rest; once more ends at once")]
+        if self.phase in (JUDGING, SAVING, CLOSING):
+            return self._signalled_late(name, event.signum, now_us)
         grace = f" (SIGKILL after {words.span(self.plan.grace_us)})" if running else ""
         text = f"{name}: stopping the workers{grace}, then saving the result; once more ends at once"
         return [e.Tell("info", text), Verdict(STOPPED, f"stopped by {name}", 128 + event.signum)]
 
+    def _signalled_late(self, name: str, signum: int, now_us: int) -> list[Any]:
+        """All workers have ended: the result is saved as it would have been, but a run that got SIGTERM never ends with 0."""
+        assert self.verdict
+        text = f"{name}: all workers have ended already, this is the rest; once more ends at once"
+        if signum == SIGTERM and self.verdict.exit_code == 0:
+            self.verdict = self.verdict._replace(exit_code=128 + SIGTERM, reason=f"{self.verdict.reason}; {name} came before the end was saved")
+            text += f" (exit code {self.verdict.exit_code}: that of {name})"
+        return [e.Tell("info", text), *(self._give_up_judging(now_us) if self.phase == JUDGING else [])]
+
     def _end(self, verdict: Verdict, now_us: int) -> list[Any]:
         """Begin the end, once: the first reason stands, except that a lost job explains why a program failed."""
+        if self.phase == JUDGING:
+            self.verdict = verdict
+            return [e.Tell("error", verdict.reason), *self._give_up_judging(now_us)]
         if self.verdict is not None:
             explains = verdict.state == LOST and self.phase == ENDING
             if explains:
@@ -248,10 +259,8 @@ class RunMachine:
         self.watch.moved(now_us)
         if self._registered:
             self.phase = ENDING
-        told = [] if verdict.state == STOPPED else [e.Tell("error", verdict.reason)]
-        signals = self.crew.end()
         self._kill_us = now_us + self.plan.grace_us
-        return [*told, *signals]
+        return [*([] if verdict.state == STOPPED else [e.Tell("error", verdict.reason)]), *self.crew.end()]
 
     def _kill(self) -> list[Any]:
         self._kill_us = None
@@ -267,6 +276,8 @@ class RunMachine:
             if self._up and any(op == "register" for op, _ in self._asked.values()):
                 return self._wait_a_while(now_us)
             return self._finish(now_us)
+        if self.phase == JUDGING and self.referee.over:
+            return self._save(now_us)
         if self.phase not in (TRAINING, ENDING):
             return []
         held = self.crew.which(HELD)
@@ -284,8 +295,20 @@ class RunMachine:
             return self._settle([Verdict(FAILED, text, words.exit_code(status), f"worker {held[0].number}")], now_us)
         if not self.verdict and all(worker.unplugged for worker in self.crew.workers):
             self.verdict = Verdict(FAILED, "every worker was unplugged from outside: its channel is gone", EX_WORLD)
-        self.verdict = self.verdict or Verdict(FINISHED, "all workers have finished", 0)
-        return self._save(now_us)
+        self.verdict = self.verdict or Verdict(FINISHED, self.referee.ended_by() or "all workers have finished", 0)
+        return self._judge_last(now_us)
+
+    def _judge_last(self, now_us: int) -> list[Any]:
+        """A run that came to its end evaluates what came of it."""
+        assert self.verdict
+        if self.verdict.state != FINISHED or self.crew.deserted or not self.referee.wants_last():
+            return [*self.referee.cancel(), *self._save(now_us)]
+        self.phase, self._poll_us, self._kill_us, self._patience_us = JUDGING, None, None, None
+        self.watch.moved(now_us)
+        return self.referee.last()
+
+    def _give_up_judging(self, now_us: int) -> list[Any]:
+        return [*self.referee.cancel(), *self._save(now_us)]
 
     def _wait_a_while(self, now_us: int) -> list[Any]:
         if self._patience_us is None:
@@ -318,45 +341,30 @@ class RunMachine:
         if not any(worker.pushes or worker.clocks for worker in self.crew.workers):
             told = e.Tell("info", "nothing was pushed, so there is no result to save")
             return [told, *self._close(now_us)]
-        # What a failed run leaves must not be taken for a result, nor cover an earlier one.
-        self._place = f"{self.plan.result}/failed" if self.verdict.state == FAILED else self.plan.result
-        return [e.PrepareResult(self._place)]
+        return self.saver.begin(self.verdict.state == FAILED)
 
-    def _on_result_ready(self, event: e.ResultReady, now_us: int) -> list[Any]:
+    def _on_saving(self, event: Any, now_us: int) -> list[Any]:
+        """What became of a step towards the result."""
         if self.phase != SAVING:
             return []
-        self._scratch = event.scratch
-        return [self._ask("export", dir=event.scratch)]
+        if isinstance(event, e.ResultReady):
+            return self.saver.on_ready(event)
+        if isinstance(event, e.Answer):
+            if not event.code:
+                self.watch.closed = max(self.watch.closed, int(event.fields.get("clock") or 0))
+            out = self.saver.exported(event, {**self.summary(now_us), "spec": self.plan.spec.to_document()})
+        else:
+            out = self.saver.on_saved(event) if isinstance(event, e.ResultSaved) else self.saver.on_failed(event.text)
+        return out + self._saved(now_us)
 
-    def _exported(self, event: e.Answer, now_us: int) -> list[Any]:
-        if self.phase != SAVING:
-            return []
-        if event.code:
-            return self._on_result_failed(e.ResultFailed(self._place, f"{event.code}: {event.text}"), now_us)
-        self.watch.closed = max(self.watch.closed, int(event.fields.get("clock") or 0))
-        return [e.PublishResult(self._scratch, self._place, {**self.summary(now_us), "spec": self.plan.spec.to_document()})]
-
-    def _on_result_saved(self, event: e.ResultSaved, now_us: int) -> list[Any]:
-        self.saved, self.files = event.directory, event.files
-        return self._close(now_us) if self.phase == SAVING else []
-
-    def _on_result_failed(self, event: e.ResultFailed, now_us: int) -> list[Any]:
-        """A failed save makes the run fail; a run that failed before keeps its own code."""
+    def _saved(self, now_us: int) -> list[Any]:
+        """Go on once nothing more can be done.  A failed save makes the run fail; one that failed before keeps its own code."""
         assert self.verdict
-        if self.phase != SAVING:
+        if not self.saver.done:
             return []
-        text = f"the result could not be saved in {event.directory}: {event.text}"
-        if self.verdict.exit_code == 0:
-            self.verdict = Verdict(FAILED, text, EX_WORLD)
-        self.crew.warnings.append(text)
-        out: list[Any] = [e.Tell("error", text)]
-        if self._scratch:
-            out.append(e.DiscardResult(self._scratch))
-            self._scratch = ""
-        if self._rescue and not self.crew.deserted and self._up:
-            self._place, self._rescue = self._rescue, ""
-            return [*out, e.Tell("warn", f"saving it in {self._place} instead"), e.PrepareResult(self._place)]
-        return [*out, *self._close(now_us)]
+        if self.saver.failure and self.verdict.exit_code == 0:
+            self.verdict = Verdict(FAILED, self.saver.failure, EX_WORLD)
+        return self._close(now_us)
 
     def _close(self, now_us: int) -> list[Any]:
         assert self.verdict
@@ -368,8 +376,7 @@ class RunMachine:
         return [self._ask("end", state=state, reason=self.verdict.reason[:REASON_MAX])]
 
     def _ended(self, event: e.Answer, now_us: int) -> list[Any]:
-        told = [e.Tell("detail", f"the job's end was not noted: {event.text}")] if event.code else []
-        return [*told, *self._finish(now_us)]
+        return [*([e.Tell("detail", f"the job's end was not noted: {event.text}")] if event.code else []), *self._finish(now_us)]
 
     def _finish(self, now_us: int) -> list[Any]:
         assert self.verdict
@@ -379,30 +386,32 @@ class RunMachine:
     def summary(self, now_us: int) -> dict[str, Any]:
         """How the run ended: for `--json`, for result.json and for the last lines."""
         assert self.verdict
-        clocks = {worker.number: worker.clocks for worker in self.crew.workers}
-        return {
-            "job": self.plan.spec.name, "cluster": self.cluster, "state": self.verdict.state, "reason": self.verdict.reason,
-            "exit_code": self.verdict.exit_code, "exit_of": self.verdict.whose,
-            "workers": [worker.to_document() for worker in self.crew.workers],
-            "closed": self.watch.closed, "uneven": words.uneven(clocks), "warnings": list(self.crew.warnings),
-            "result": self.saved, "files": list(self.files), "seconds": (now_us - self._start_us) // 1000 / 1000,
-        }  # fmt: skip
+        return summary(self.crew, self.watch, self.referee, self.saver, self.verdict, self.cluster, now_us - self._start_us)
 
     # -- watching -------------------------------------------------------------------------------------------------------
 
     def _poll(self, now_us: int) -> list[Any]:
-        self._poll_us = now_us + self.limits.watch_us
+        self._poll_us = now_us + self._pause_us
         looks: list[Any] = [e.Look(worker.number, worker.gen) for worker in self.crew.which(RUNNING)]
         asked = any(op == "standing" for op, _ in self._asked.values())
         self._unheard = self._unheard + 1 if asked else 0
         return looks if asked or not self._up else [*looks, self._ask("standing")]
 
     def _stood(self, event: e.Answer, now_us: int) -> list[Any]:
-        return [] if event.code else self.watch.stood(event.fields, now_us)
+        if event.code:
+            return []
+        self.watch.stood(event.fields, now_us)
+        return [e.Show(self.referee.picture(self.watch.picture())), *(self.referee.stood() if self.phase == TRAINING else [])]
 
-    def _ask(self, op: str, worker: int = -1, **fields: Any) -> e.Ask:
+    @property
+    def _pause_us(self) -> int:
+        """From one look at the job to the next."""
+        return self.limits.poll_us if self.referee.busy else self.limits.watch_us
+
+    def _ask(self, op: str, worker: int = -1, key: str = "", **fields: Any) -> e.Ask:
+        """`key`: whose answer it is, where one op is asked for by several."""
         self._number += 1
-        self._asked[self._number] = (op, worker)
+        self._asked[self._number] = (key or op, worker)
         named: dict[str, Any] = {} if op == "register" else {"job": self.plan.spec.name}
         if op not in ("register", "opened"):  # a channel tells its run itself
             named["run"] = self._run

@@ -25,17 +25,19 @@ from ..runtime.driver import Driver
 from ..runtime.process import Child, Exit, spawn
 from ..shm_protocol.create import Channel, create_channel
 from ..shm_protocol.info import parse_info
+from . import data, host, private, words
 from . import effects as e
-from . import host, words
 from .agentlink import SOCKET, AgentLink
 from .discovery import state_home
 from .environment import thread_note, worker_environment
+from .evaluation import LOG, Evaluations
 from .guard import Guard
 from .machine import RunMachine
 from .output import Screen, WorkerOutput
 from .plan import RunPlan
 from .progress import Progress
 from .result import Place, publish
+from .rules import rule_lines
 
 TAIL_LINES = 12  # of a failed program's output
 CLOSE_LIMIT_S = 10.0  # for a terminal that takes nothing, at the end
@@ -79,6 +81,8 @@ class Run:
             WorkerOutput(worker, place.logs / f"w{worker}.log", self.screen, merge, self.colour) for worker in range(plan.workers)
         ]
         self.programs: dict[tuple[int, int], Child] = {}
+        judge = WorkerOutput(plan.workers, place.logs / LOG, self.screen, merge, self.colour, "eval")
+        self.evaluations = Evaluations(loop, place, environ, self.cpus, guard, judge, self._feed, self._in_thread)
         rescue = f"{state_home(environ)[0]}-rescued/{plan.spec.name}-{secrets.token_hex(3)}"
         self.machine = RunMachine(plan, host.host_name(), str(place.logs), rescue, Limits(), now_us())
         self.driver = Driver(self.loop, self.machine, self._performers(), now_us)
@@ -87,6 +91,7 @@ class Run:
         self.progress = Progress(self.screen, live, options.quiet, self.colour, now_us())
         self.channels: dict[tuple[int, int], Channel] = {}
         self.finish: e.Finish | None = None
+        self._late = 0  # a signal that came when all was done but the cluster's end
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="files")
         self._jobs: set[Future[Any]] = set()
         self._all_gone: asyncio.Future[None] | None = None
@@ -111,6 +116,8 @@ class Run:
             self._tidy()
 
     def on_signal(self, signum: int) -> None:
+        if self.finish is not None:
+            self._late = self._late or signum
         self._feed(e.Signalled(signum))
 
     def on_cluster_news(self, text: str, fatal: bool) -> None:
@@ -124,7 +131,10 @@ class Run:
             e.DeclareGone: self._declare_gone, e.Spawn: self._spawn, e.Signal: self._signal, e.Look: self._look,
             e.PrepareResult: self._prepare, e.PublishResult: self._publish,
             e.DiscardResult: lambda effect: self.place.discard(effect.scratch), e.Tell: self._tell, e.Show: self._show,
-            e.Finish: self._finish,
+            e.Finish: self._finish, e.PrepareModel: lambda effect: self.evaluations.prepare(),
+            e.Evaluate: lambda effect: self.evaluations.evaluate(self.plan, effect),
+            e.EndEvaluation: lambda effect: self.evaluations.end(), e.DropModel: self.evaluations.drop,
+            e.KeepBest: lambda effect: self.evaluations.keep_best(self.plan, effect),
         }  # fmt: skip
 
     def _feed(self, event: Any) -> None:
@@ -184,8 +194,10 @@ class Run:
         stdin, argv = self.plan.stdin_of(worker), self.plan.arguments(worker)
         output.begin(gen)
         try:
+            if self.plan.private_dir:
+                private.link_all(self.plan, worker)
             child = spawn(
-                self.loop, argv, env=environment, cwd=self.plan.directory,
+                self.loop, argv, env=environment, cwd=self.plan.start_of(worker),
                 stdin=os.path.join(self.plan.directory, stdin) if stdin else os.devnull,
                 on_exit=lambda status: self._on_exit(worker, gen, status),
                 on_stdout=output.keep, on_stdout_piece=lambda piece: output.show(1, piece),
@@ -203,6 +215,7 @@ class Run:
         for child in self.programs.values():
             child.stdout.resume()
             child.stderr.resume()
+        self.evaluations.resume()
 
     def _on_exit(self, worker: int, gen: int, status: Exit) -> None:
         """The program's group is swept and its pipes are read to the end."""
@@ -238,7 +251,7 @@ class Run:
 
     def _publish(self, effect: e.PublishResult) -> None:
         scratch, directory = Path(effect.scratch), Path(effect.directory)
-        tables = self.plan.spec.tables
+        tables, formats = self.plan.spec.tables, self.plan.formats
 
         def published(job: Future[tuple[str, ...]]) -> None:
             error = job.exception()
@@ -249,7 +262,7 @@ class Run:
             else:
                 raise error
 
-        self._in_thread(lambda: publish(tables, scratch, directory, effect.document), published)
+        self._in_thread(lambda: publish(tables, scratch, directory, effect.document, formats), published)
 
     def _finish(self, effect: e.Finish) -> None:
         self.finish = effect
@@ -279,7 +292,11 @@ class Run:
         plan = self.plan
         self.say("info", f"job {plan.spec.name}: {words.step_line(plan)}")
         thread_words = thread_note({**self.environ, **dict(plan.variables)}, self.cpus, plan.workers)
-        for note in (*notes, *plan.notes, thread_words):
+        shown = data.lines(plan.data, plan.workers, plan.result)
+        if len(shown) > words.NAMED_MAX and not self.options.verbose:
+            shown = [*shown[: words.NAMED_MAX], f"data: ... {len(shown)} workers in all; result.json says who reads what"]
+        rules = rule_lines(plan.rules, words.command_line(plan.rules.command))
+        for note in (*notes, *plan.notes, *shown, *rules, thread_words):
             if note:
                 self.say("info", note)
         self.say("detail", words.reproducible_line(plan))
@@ -292,6 +309,10 @@ class Run:
             self.screen.close(CLOSE_LIMIT_S)
             return EXIT_CRASH
         summary, exit_code = finish.summary, finish.exit_code
+        if self._late == signal.SIGTERM and exit_code == 0:
+            exit_code = 128 + signal.SIGTERM
+            summary = {**summary, "exit_code": exit_code, "reason": f"{summary['reason']}; SIGTERM came when the result was saved"}
+            self.say("info", f"SIGTERM came when the result was saved already: exit code {exit_code}")
         for line in words.closing_lines(summary):
             self.say("info", line)
         for output in self.outputs:
@@ -319,14 +340,17 @@ class Run:
         self.driver.close()
         self.link.close()
         self._kill_all()
+        self.evaluations.close()
         self._pool.shutdown(wait=True)
         for job in self._jobs:
             if not job.cancelled() and job.exception() is None and isinstance(job.result(), Channel):
                 job.result().close()
         for key in list(self.channels):
             self._drop_channel(e.DropChannel(*key))
-        for output in self.outputs:
+        for worker, output in enumerate(self.outputs):
             output.close()
+            if self.plan.private_dir:
+                private.unlink_all(self.plan, worker)
 
     def _kill_all(self) -> None:
         """Programs that are still there when the run is over (or broken) end now; their ends are waited for."""

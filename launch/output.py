@@ -138,14 +138,14 @@ def wait_writable(fd: int) -> None:
 
 
 class WorkerOutput:
-    """Both streams of one worker, over all its generations."""
+    """Both streams of one worker, over all its generations; with a `label`, those of something else."""
 
-    def __init__(self, worker: int, log: Path, screen: Screen, merge: bool, colour: bool) -> None:
+    def __init__(self, worker: int, log: Path, screen: Screen, merge: bool, colour: bool, label: str = "") -> None:
         self.log = log
         self.log_error = ""
         self._screen = screen
         self._streams = {1: 2 if merge else 1, 2: 2}  # merge: stdout is for us alone
-        self._prefixes = {stream: _prefix(worker, colour and screen.is_terminal(to)) for stream, to in self._streams.items()}
+        self._prefixes = {stream: _prefix(worker, label or f"w{worker}", colour and screen.is_terminal(to)) for stream, to in self._streams.items()}
         self._fd = -1
 
     def begin(self, gen: int) -> None:
@@ -185,6 +185,6 @@ class WorkerOutput:
             self._fd = -1
 
 
-def _prefix(worker: int, colour: bool) -> bytes:
-    text = f"[w{worker}]"
+def _prefix(worker: int, label: str, colour: bool) -> bytes:
+    text = f"[{label}]"
     return f"\x1b[{_COLOURS[worker % len(_COLOURS)]}m{text}\x1b[0m ".encode() if colour else f"{text} ".encode()

@@ -11,12 +11,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..core.clock import BSP
 from ..core.errors import UsageError
 from ..core.job import JobSpec
+from ..core.kinds import OPTIMIZERS
 from ..core.limits import SECOND, Limits
 from ..core.table import check_name
 from ..shm_protocol.info import Info
-from .jobfile import Description, describe, table_of
+from .amounts import parse_bytes
+from .data import DATA, Data, check_commands, fill_word, parse_data
+from .export import DEFAULT, parse_formats
+from .jobfile import Description, describe
+from .rules import Rules, parse_rules
+from .tables import table_of
 
 RESULT_DIR = "plugml-runs/{job}"
 GRACE_S = 30.0
@@ -26,7 +33,10 @@ _INTERPRETERS = re.compile(
 )
 _SCRIPT = re.compile(r"[^;|&<>()$=-][^;|&<>()$=]*(\.[A-Za-z]{1,4}|/[^;|&<>()$=\s]+)\Z")
 _BRACES = re.compile(r"\{(worker|workers|seed|out)\}")
+_EVALUATION = re.compile(r"\{(model|clock|workers|seed)\}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+#: Keys of [job] that are those of a JobSpec.
+_SAME = ("seed", "consistency", "combine", "max_restarts", "on_worker_loss", "lr_scale", "lr_warmup", "bell")
 NAMES_MAX = 9_999  # suffixes tried for a default name
 NAME_BYTES_MAX = 40  # of a default name, so that a suffix and a worker's number still fit
 
@@ -47,6 +57,10 @@ class RunPlan:
     stdin: str = ""  # empty = /dev/null
     torch: bool = False
     variables: tuple[tuple[str, str], ...] = ()
+    private_dir: bool = False  # each program starts in a directory of its own
+    data: Data = field(default=Data())
+    rules: Rules = field(default=Rules())
+    formats: tuple[str, ...] = DEFAULT  # of the result
     notes: tuple[str, ...] = field(default=())  # said once at the start
 
     @property
@@ -63,6 +77,10 @@ class RunPlan:
         """Directory for what the worker's program itself writes, `{out}` and PLUGML_OUT."""
         return f"{self.result}/w{worker}"
 
+    def start_of(self, worker: int) -> str:
+        """Directory where the worker's program starts."""
+        return f"{self.out(worker)}/dir" if self.private_dir else self.directory
+
     def seed(self, worker: int) -> int:
         """Seed of one worker, the same as in its channel's `info`."""
         return self.info(worker).seed
@@ -76,12 +94,35 @@ class RunPlan:
         values = {"worker": str(worker), "workers": str(self.workers), "seed": str(self.seed(worker)), "out": self.out(worker)}
         return _BRACES.sub(lambda match: values[match.group(1)], text)
 
+    def data_of(self, worker: int) -> tuple[str, ...]:
+        """What `{data}` stands for."""
+        return self.data.of(worker, self.workers, self.result)
+
     def arguments(self, worker: int) -> list[str]:
-        return [self.fill(word, worker) for word in self.commands[worker]]
+        filled = [self.fill(word, worker) for word in self.commands[worker]]
+        names = self.data_of(worker)
+        return [part for word in filled for part in fill_word(word, names)] if names else filled
 
     def stdin_of(self, worker: int) -> str:
-        """File for the program's standard input, "" = /dev/null."""
-        return self.fill(self.stdin, worker)
+        """File for the program's standard input, "" = /dev/null.  Raises `UsageError` for several."""
+        names = self.data_of(worker)
+        if DATA in self.stdin and len(names) > 1:
+            raise UsageError(f"--stdin {self.stdin}: worker {worker} has {len(names)} files, and standard input is one; use as many workers as files, or --shard")
+        return fill_word(self.fill(self.stdin, worker), names)[0] if names and DATA in self.stdin else self.fill(self.stdin, worker)
+
+    def evaluation(self, model: str, clock: int) -> list[str]:
+        """The evaluation's command for the model in a directory."""
+        values = {"model": model, "clock": str(clock), "workers": str(self.workers), "seed": str(self.spec.seed)}
+        return [_EVALUATION.sub(lambda match: values[match.group(1)], word) for word in self.rules.command]
+
+    @property
+    def at_clocks(self) -> bool:
+        """The values of one closed clock can be had: every table is BSP."""
+        return all(self.spec.consistency_of(table).model == BSP for table in self.spec.tables)
+
+    def with_data(self, data: Data) -> RunPlan:
+        """The same with what the globs have met."""
+        return replace(self, data=data, spec=replace(self.spec, pieces=len(data.pieces("")), passes=data.passes))
 
     def renamed(self, name: str) -> RunPlan:
         return replace(self, spec=replace(self.spec, name=name))
@@ -106,14 +147,39 @@ def make_plan(file: Mapping[str, Any], file_name: str, flags: Mapping[str, Any],
         raise UsageError(f"servers = {servers}; from 1 to {Limits().nodes_max}")
     torch, variables = _environment(job.get("env", ()))
     name = job.get("name") or default_name(commands[0])
-    spec = _spec(said, name, len(commands), directory)
-    notes = []
-    if any("{data}" in word for command in commands for word in command):
-        notes.append("{data} in the command stays as it is: this job declares no data files")
-    return RunPlan(
-        spec, commands, bool(job.get("name")), directory, job.get("cluster", ""), servers or 1, said.result_dir or RESULT_DIR,
-        _ok_exit(job.get("ok_exit", ())), _grace_us(job.get("grace", GRACE_S)), job.get("stdin", ""), torch, variables, tuple(notes),
+    rules = parse_rules(said.evaluate, said.stop, bool(said.result.get("keep_best")))
+    data = parse_data(said.data, said.stop.get("passes"))
+    check_commands(data, commands, job.get("stdin", ""))
+    spec = _spec(said, name, len(commands), directory, rules)
+    export = said.result.get("export")
+    formats = DEFAULT if export is None else _formats(export)
+    plan = RunPlan(
+        spec, commands, bool(job.get("name")), directory, job.get("cluster", ""), servers or 1, said.result.get("dir") or RESULT_DIR,
+        _ok_exit(job.get("ok_exit", ())), _grace_us(job.get("grace", GRACE_S)), job.get("stdin", ""), torch, variables,
+        bool(job.get("private_dir")), data, rules, formats,
     )  # fmt: skip
+    return replace(plan, notes=tuple(_notes(plan)))
+
+
+def _formats(export: str | Sequence[str]) -> tuple[str, ...]:
+    """`raw,csv`, or a list of such."""
+    listed = [word.strip() for word in export.split(",")] if isinstance(export, str) else list(export)
+    return parse_formats(listed, "[result] export")
+
+
+def _notes(plan: RunPlan) -> list[str]:
+    """What is said once at the start, since it may not be what somebody meant."""
+    notes = []
+    arguments = [word for command in plan.commands for word in command]
+    if not plan.data.kind and any(DATA in word for word in arguments):
+        notes.append("{data} in the command stays as it is: this job declares no data files")
+    if plan.private_dir and (outside := next((word for word in arguments if word.startswith("../")), "")):
+        notes.append(f"{outside!r} starts beside each worker's private directory, not beside this one: give an absolute path")
+    if plan.rules.command and not plan.at_clocks:
+        notes.append("evaluations see the values as they are at that moment, not those of one clock: only bsp has closed clocks")
+    if plan.rules.command and not any("{model}" in word for word in plan.rules.command):
+        notes.append("the evaluation's command has no {model}: it finds the directory of the tables in PLUGML_MODEL")
+    return notes
 
 
 def _commands_of(said: Description) -> tuple[tuple[str, ...], ...]:
@@ -131,7 +197,7 @@ def _commands_of(said: Description) -> tuple[tuple[str, ...], ...]:
     return (tuple(said.command),) * (workers or 1)
 
 
-def _spec(said: Description, name: str, workers: int, directory: str) -> JobSpec:
+def _spec(said: Description, name: str, workers: int, directory: str, rules: Rules) -> JobSpec:
     job = said.job
     seen: dict[str, str] = {}
     for entry in said.tables:
@@ -143,8 +209,17 @@ def _spec(said: Description, name: str, workers: int, directory: str) -> JobSpec
     if "lr" in job and tables and not any("lr" in table.settings for table in tables):
         words = ", ".join(sorted({table.optimizer for table in tables}))
         raise UsageError(f"lr = {job['lr']} is used by no table: their optimizer is {words}")
-    same = {key: job[key] for key in ("seed", "consistency", "combine", "max_restarts", "on_worker_loss") if key in job}
-    spec = JobSpec(name=name, workers=workers, tables=tables, **same)
+    if job.get("lr_scale", "none") != "none" and tables and not any("lr" in OPTIMIZERS[table.optimizer] for table in tables):
+        raise UsageError(f"lr_scale = {job['lr_scale']} is used by no table: none has a lr")
+    if "lr_warmup" in job and job.get("lr_scale", "none") == "none":
+        raise UsageError(f"lr_warmup = {job['lr_warmup']} is the time in which lr_scale grows, and there is none: say lr_scale = linear or sqrt")
+    same = {key: job[key] for key in _SAME if key in job}
+    spec = JobSpec(
+        name=name, workers=workers, tables=tables, **same, stop_clock=rules.clocks,
+        memory_bytes=parse_bytes(job["memory"], "memory") if "memory" in job else 0,
+    )  # fmt: skip
+    if rules.command and all(spec.consistency_of(table).model == BSP for table in tables):
+        spec = replace(spec, snapshot_every=rules.every)
     size, limit = len(json.dumps(spec.to_document())), Limits().control_bytes_max
     if size > limit * 3 // 4:  # the rest is for what the launcher adds, and for the envelope
         raise UsageError(f"the job's description has {size} bytes, at most {limit * 3 // 4}: use fewer tables or shorter names")

@@ -48,7 +48,7 @@ class Progress:
         return "" if picture.clocks and max(picture.clocks.values()) == 0 else line
 
     def line(self, picture: Picture, now_us: int) -> str:
-        """`clock 120, 35.2 clocks/s, slowest w3 (118), fastest w0 (120), 4 workers, 12 s`"""
+        """`clock 120, 35.2 clocks/s, slowest w3 (118), fastest w0 (120), 4 workers, accuracy 0.97 at clock 100, 12 s, about 3 min left`"""
         parts = [f"clock {min(picture.clocks.values(), default=0)}", f"{self.rate(len(picture.clocks)):.1f} clocks/s"]
         low, high = min(picture.clocks.values(), default=0), max(picture.clocks.values(), default=0)
         if high > low:
@@ -58,7 +58,18 @@ class Progress:
         parts.append(f"{words.count(picture.running, 'worker')} running")
         if picture.restarts:
             parts.append(words.count(picture.restarts, "restart"))
-        return ", ".join([*parts, words.span(now_us - self._start_us)])
+        if picture.metric:
+            parts.append(picture.metric)
+        left = self.left_us(picture, now_us)
+        return ", ".join([*parts, words.span(now_us - self._start_us), *([f"about {words.span(left)} left"] if left is not None else [])])
+
+    def left_us(self, picture: Picture, now_us: int) -> int | None:
+        """Until all workers end, as far as that is known: by the clock of the slowest, or by the time of the rule."""
+        ends = [max(0, picture.end_us - now_us)] if picture.end_us else []
+        rate = self.rate(len(picture.clocks))
+        if picture.goal and rate > 0:
+            ends.append(int(1e6 * max(0, picture.goal - min(picture.clocks.values(), default=0)) / rate))
+        return min(ends, default=None)
 
     def rate(self, workers: int) -> float:
         """Clocks per second of one worker, on average."""
@@ -66,14 +77,14 @@ class Progress:
         return (after - before) / max(1, workers) / ((now_us - then_us) / 1e6) if now_us > then_us else 0.0
 
     def _draw(self, picture: Picture, now_us: int) -> None:
-        """One line, not wider than the terminal: a bar of how even the workers are, and the words."""
+        """One line, not wider than the terminal: a bar of how far they are (how even, where nobody knows the end), and the words."""
         from rich.console import Console  # not needed where nobody looks
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
         width = max(20, shutil.get_terminal_size().columns - 1)
         low, high = min(picture.clocks.values(), default=0), max(picture.clocks.values(), default=0)
-        bar = ProgressBar(total=max(1, high), completed=low, width=12, pulse=high == 0, animation_time=now_us / 1e6)
+        bar = ProgressBar(total=max(1, picture.goal or high), completed=low, width=12, pulse=high == 0, animation_time=now_us / 1e6)
         grid = Table.grid(padding=(0, 1))
         grid.add_column(no_wrap=True)
         grid.add_column(no_wrap=True, overflow="ellipsis")

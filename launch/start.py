@@ -16,9 +16,9 @@ import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ..core.errors import PlugmlError
+from ..core.errors import PlugmlError, WorldError
 from ..runtime.descriptors import fill_standard
-from . import discovery, host, words
+from . import datafiles, discovery, host, words
 from .check import Room, check_document, check_lines
 from .discovery import ClusterFile
 from .environment import thread_note
@@ -64,7 +64,7 @@ class Early:
 
 def check_run(plan: RunPlan, options: Options, environ: Mapping[str, str]) -> int:
     """`--check`: look at everything, say what would happen, start nothing.  Raises `PlugmlError`."""
-    room = look_around(plan, environ)
+    plan, room = look_around(plan, environ)
     if options.json:
         print(json.dumps(check_document(plan, room)))
     else:
@@ -72,13 +72,14 @@ def check_run(plan: RunPlan, options: Options, environ: Mapping[str, str]) -> in
     return 0
 
 
-def look_around(plan: RunPlan, environ: Mapping[str, str]) -> Room:
-    """Programs, files and space, as far as they can be known before the start.  Raises `PlugmlError`."""
+def look_around(plan: RunPlan, environ: Mapping[str, str]) -> tuple[RunPlan, Room]:
+    """Programs, files and space, as far as they can be known before the start; the plan with its input.  Raises `PlugmlError`."""
+    plan = plan.with_data(datafiles.look(plan.data, plan.workers, plan.directory))
     host.check_programs(plan, environ)
     host.check_init_files(plan)
     room = host.room(plan, cluster_of(plan, environ)[0].root)
     host.check_space(room, plan)
-    return room
+    return plan, room
 
 
 def run_plan(plan: RunPlan, options: Options, environ: Mapping[str, str]) -> int:
@@ -87,7 +88,7 @@ def run_plan(plan: RunPlan, options: Options, environ: Mapping[str, str]) -> int
     early = Early()
     discovery.clear_dead_runs(environ)  # before we look how much room there is
     notes = ["" if plan.stdin else host.stdin_note(0)]
-    look_around(plan, environ)
+    plan, _room = look_around(plan, environ)
     host.raise_descriptor_limit(plan.workers)
     early.check()
     guard = Guard.start()
@@ -96,13 +97,28 @@ def run_plan(plan: RunPlan, options: Options, environ: Mapping[str, str]) -> int
         file, note = cluster_of(plan, environ)
         plan, place = claim(plan)
         try:
+            plan, told = _with_input(plan, place, early)
             run = Run(_signed(plan, place), options, environ, place, file.root, loop, guard)
-            return _on_ground(run, file, [*notes, note], early)
+            return _on_ground(run, file, [*notes, note, *told], early)
         finally:
             place.release()
     finally:
         loop.close()
         guard.close()
+
+
+def _with_input(plan: RunPlan, place: Place, early: Early) -> tuple[RunPlan, list[str]]:
+    """Cut and list the input in the run's place; the plan that names it, and what must be said.  Raises `PlugmlError`."""
+    try:
+        records, listed = datafiles.lay_out(plan.data, plan.workers, plan.spec.seed, plan.directory, place.directory, early.check)
+    except OSError as error:
+        raise WorldError(f"the input cannot be cut into {place.directory}: {error.strerror}; choose another place with --result DIR") from error
+    told = []
+    if records and min(records) == 0:
+        told.append(f"{plan.data.source} has {words.count(sum(records), 'record')} for {len(records)} slices: some are empty")
+    elif records:
+        told.append(f"data: {plan.data.source} has {words.count(sum(records), 'record')}, {min(records):,} to {max(records):,} in each of {len(records)} slices")
+    return (plan.with_settings(pieces_file=listed) if listed else plan), told
 
 
 def cluster_of(plan: RunPlan, environ: Mapping[str, str]) -> tuple[ClusterFile, str]:

@@ -20,11 +20,15 @@ NAMED_MAX = 4  # workers that one explanation speaks of, a line each
 
 
 class Watch:
-    """`closed` clocks; `waiting` are the members that hold the clock back.  Each worker's clock is the crew's."""
+    """`closed` clocks, and those that the `slowest` member has finished; `waiting` are the members that hold the clock back.
+
+    Each worker's clock is the crew's.
+    """
 
     def __init__(self, crew: Crew, limits: Limits, now_us: int) -> None:
-        self.closed = 0
+        self.closed = self.slowest = 0
         self.waiting: list[int] = []
+        self.staleness: list[dict[str, Any]] = []
         self._crew = crew
         self._limits = limits
         self._since_us = now_us
@@ -32,12 +36,13 @@ class Watch:
         self._due_us = now_us + limits.explain_us
         self._said = ""  # the agent's last words on a wait, and when
         self._said_us = 0
+        self._pairs: set[tuple[int, int]] = set()  # that push the same numbers
 
     @property
     def due_us(self) -> int:
         return self._due_us
 
-    def stood(self, fields: Mapping[str, Any], now_us: int) -> list[Any]:
+    def stood(self, fields: Mapping[str, Any], now_us: int) -> None:
         """Take an answer to `standing`."""
         moved = False
         for word, finished in dict(fields.get("clocks") or {}).items():
@@ -49,8 +54,9 @@ class Watch:
         if moved or closed > self.closed:
             self.moved(now_us)
         self.closed = closed
+        self.slowest = max(self.slowest, int(fields.get("slowest") or 0))
         self.waiting = [int(worker) for worker in fields.get("waiting") or ()]
-        return [e.Show(self.picture())]
+        self.staleness = list(fields.get("staleness") or self.staleness)
 
     def picture(self) -> e.Picture:
         workers = self._crew.workers
@@ -71,12 +77,35 @@ class Watch:
         self._due_us = now_us + (AGAIN - 1) * max(now_us - self._since_us, self._limits.explain_us)
         return True
 
-    def overheard(self, text: str, now_us: int) -> list[Any]:
-        """The agent says what a request waits for.  Waits for workers we explain ourselves: we see the programs."""
+    def heard(self, news: Mapping[str, Any], now_us: int) -> list[Any]:
+        """What the agent says of a channel or a worker."""
+        event, worker, text = news.get("event"), news.get("worker"), str(news.get("text"))
+        if event == "waiting":
+            return self._overheard(text, now_us)
+        if event == "twins":
+            return self._twins(int(news.get("worker") or 0), int(news.get("other") or 0))
+        if event == "channel" and news.get("state") == "broken":
+            return [e.Tell("warn", f"the channel of worker {worker} is broken: {text}")]
+        if event == "channel" and news.get("state") == "refused":
+            return [e.Tell("warn", f"worker {worker} was refused: {text}")]
+        return []
+
+    def _overheard(self, text: str, now_us: int) -> list[Any]:
+        """What a request waits for.  Waits for workers we explain ourselves: we see the programs."""
         if "waiting for worker" in text or (text == self._said and now_us < self._said_us + self._limits.explain_us):
             return []
         self._said, self._said_us = text, now_us
         return [e.Tell("info", text)]
+
+    def _twins(self, one: int, other: int) -> list[Any]:
+        """Once for each pair: the agents of both say it, and again as it goes on."""
+        pair = (min(one, other), max(one, other))
+        if pair in self._pairs:
+            return []
+        self._pairs.add(pair)
+        text = f"workers {pair[0]} and {pair[1]} push the same numbers, clock after clock: same shard and seed?"
+        self._crew.warnings.append(text)
+        return [e.Tell("warn", text)]
 
     def explain(self, up: bool, ops: set[str], training: bool, now_us: int) -> list[Any]:
         """What everybody waits for.  `ops` are the questions that the agent has not answered."""

@@ -28,6 +28,9 @@ WAITS = {
     "standing": "waiting for the agent, which is there but does not answer",
     "exited": "waiting for the agent to close the channels",
     "export": "waiting for the tables' values",
+    "model": "waiting for the tables' values, to evaluate them",
+    "judging": "waiting for the last evaluation",
+    "stop": "waiting for the clock to hear that the run ends",
     "end": "waiting for a master to note the job's end",
 }
 
@@ -100,7 +103,8 @@ def step_line(plan: RunPlan) -> str:
     """What a step means, once, at the start: mean or sum, and the learning rate as it is used."""
     spec = plan.spec
     combines = sorted({spec.combine_of(table) for table in spec.tables})
-    pushes = count(spec.workers, "push")
+    pushed = "gradient" if all("lr" in OPTIMIZERS[table.optimizer] for table in spec.tables) else "push"
+    pushes = count(spec.workers, pushed)
     asp = all(spec.consistency_of(table).model == ASP for table in spec.tables)
     if combines == ["mean"]:
         meaning = f"each push steps by 1/{spec.workers} of itself" if asp else f"each step averages {pushes}"
@@ -109,24 +113,39 @@ def step_line(plan: RunPlan) -> str:
     else:
         means = [table.name for table in spec.tables if spec.combine_of(table) == "mean"]
         meaning = f"mean for {', '.join(means)}, sum for the others"
+    return joined([f"{count(spec.workers, 'worker')}, {meaning}", _lr_words(plan, combines)])
+
+
+def _lr_words(plan: RunPlan, combines: list[str]) -> str:
+    """`lr 0.1 unchanged (linear rule: 0.8)`, `lr 0.1 grows to 0.8 over 100 clocks (linear rule, 8 workers)`."""
+    spec = plan.spec
     rates = sorted({table.setting("lr") for table in spec.tables if "lr" in OPTIMIZERS[table.optimizer]})
-    words = ""
-    if rates:
-        shown = ", ".join(f"{rate:g}" for rate in rates)
+    if not rates:
+        return ""
+    shown = ", ".join(f"{rate:g}" for rate in rates)
+    if spec.lr_scale == "none":
         linear = ", ".join(f"{rate * spec.workers:g}" for rate in rates)
-        words = f"; lr {shown} unchanged" + (f" (linear rule: {linear})" if spec.workers > 1 and combines == ["mean"] else "")
-    return f"{count(spec.workers, 'worker')}, {meaning}{words}"
+        return f"lr {shown} unchanged" + (f" (linear rule: {linear})" if spec.workers > 1 and combines == ["mean"] else "")
+    full = ", ".join(f"{rate * spec.lr_full:g}" for rate in rates)
+    how = f"grows to {full} over {count(spec.lr_warmup, 'clock')}" if spec.lr_warmup else f"becomes {full}"
+    return f"lr {shown} {how} ({'linear' if spec.lr_scale == 'linear' else 'square root'} rule, {count(spec.workers, 'worker')})"
 
 
 def owner_line(table: TableSpec, combine: str) -> str:
     """Who owns the step of a table, and so what its programs push."""
-    shape = "x".join(map(str, table.shape))
-    head = f"table {table.name}: {shape} {table.dtype}, order {table.order}, init {table.init}, {combine}, {table.optimizer}"
-    if table.optimizer == "sgd":
-        return f"{head} lr={table.setting('lr'):g}: push gradients; the servers own the step, the program's own lr is not used"
+    kind = f", kept as {table.storage_name}" if table.storage_name != table.dtype else ""
+    if table.kind == "sparse":
+        rows = count(table.rows, "row") if table.rows else "rows"
+        shape = f"sparse, {rows} of {table.width} {table.dtype}{kind}, named by {table.index_name}, at most {table.batch_rows:,} in a request"
+    else:
+        shape = f"{'x'.join(map(str, table.shape))} {table.dtype}{kind}, order {table.order}"
+    head = f"table {table.name}: {shape}, init {table.init}, {combine}, {table.optimizer}"
     if table.optimizer == "add":
         return f"{head}: push finished steps (new - old) or counts; the program owns the step"
-    return f"{head}: push whole values, which take the place of the old ones"
+    if table.optimizer == "assign":
+        return f"{head}: push whole values, which take the place of the old ones"
+    settings = " ".join(f"{key}={table.setting(key):g}" for key in OPTIMIZERS[table.optimizer])
+    return f"{head} {settings}: push gradients; the servers own the step, the program's own lr is not used"
 
 
 def reproducible_line(plan: RunPlan) -> str:
@@ -203,6 +222,29 @@ def uneven(clocks: Mapping[int, int]) -> str:
     return ", ".join(odd[:NAMED_MAX]) + more + f", others {usual}"
 
 
+def staleness_line(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How old the values were that pushes were computed on, "" where nothing could be (BSP).
+
+    >>> staleness_line([{"worker": 1, "table": "w", "versions": 30, "versions_max": 7, "clocks": 4, "clocks_max": 2, "count": 10}])
+    'staleness: a push came 3.0 versions late on average, at most 7 (worker 1, table w); a pull was at most 2 clocks ahead of the slowest'
+    """
+    counted = sum(int(row["count"]) for row in rows)
+    if not counted or not any(row["versions_max"] or row["clocks_max"] for row in rows):
+        return ""
+    worst = max(rows, key=lambda row: row["versions_max"])
+    mean = sum(row["versions"] for row in rows) / counted
+    ahead = count(max(int(row["clocks_max"]) for row in rows), "clock")
+    return (
+        f"staleness: a push came {mean:.1f} versions late on average, at most {worst['versions_max']} (worker {worst['worker']}, table {worst['table']}); "
+        f"a pull was at most {ahead} ahead of the slowest"
+    )
+
+
+def _at(reading: Mapping[str, Any]) -> str:
+    value = reading["value"]
+    return f"{'not finite' if value is None else format(value, 'g')} at clock {reading['clock']:,}"
+
+
 def joined(parts: Iterable[str]) -> str:
     return "; ".join(part for part in parts if part)
 
@@ -222,8 +264,16 @@ def closing_lines(summary: Mapping[str, Any]) -> list[str]:
             f"{summary['seconds']:.1f} s",
         ])
     ]  # fmt: skip
+    if summary["stopped_by"]:
+        lines.append(f"ended by its rule: {summary['stopped_by']}")
+    if summary["best"]:
+        kept = f", kept in {summary['best']['dir']}" if summary["best"].get("dir") else ""
+        last = summary["evaluations"][-1]
+        lines.append(f"best {summary['metric']} {_at(summary['best'])}{kept}; last {_at(last)}")
     if summary["uneven"]:
         lines.append(f"not all did the same: {summary['uneven']}")
+    if line := staleness_line(summary["staleness"]):
+        lines.append(line)
     lines += [f"remember: {text}" for text in summary["warnings"]]
     if summary["result"]:
         lines.append(f"result in {summary['result']}: {', '.join(summary['files'])}")

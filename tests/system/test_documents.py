@@ -10,7 +10,8 @@ import tomllib
 from pathlib import Path
 
 from plugml.cli.run import run
-from plugml.launch.jobfile import JOB_KEYS, RESULT_KEYS, SECTIONS, TABLE_KEYS, WORKER_KEYS
+from plugml.launch.jobfile import JOB_KEYS, PLAIN, SECTIONS, WORKER_KEYS
+from plugml.launch.tables import TABLE_KEYS
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN, JOB = ((ROOT / "docs" / name).read_text() for name in ("run.md", "job.md"))
@@ -22,7 +23,7 @@ def example() -> str:
 
 
 def test_every_key_and_flag_is_there() -> None:
-    for key in (*JOB_KEYS, *WORKER_KEYS, *RESULT_KEYS):
+    for key in (*WORKER_KEYS, *(key for keys in PLAIN.values() for key in keys)):
         assert f"`{key}`" in RUN, key
     for section in SECTIONS:
         assert f"[{section}]" in RUN, section

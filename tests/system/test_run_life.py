@@ -18,7 +18,7 @@ from tests.system.run_kit import Place, find_child, place, wait_for  # noqa: F40
 def test_two_workers_train_one_model_and_the_result_is_saved(place: Place) -> None:  # noqa: F811
     done = place.run("run", "-n", "2", "--table", "w=4,lr=0.1", "--", *place.trainer(10))
     assert sorted(done.stdout.splitlines()) == [f"[w{n}] clock 10 first -1.0000001192092896" for n in (0, 1)]
-    assert "2 workers, each step averages 2 pushes; lr 0.1 unchanged (linear rule: 0.2)" in done.stderr
+    assert "2 workers, each step averages 2 gradients; lr 0.1 unchanged (linear rule: 0.2)" in done.stderr
     assert "result in" in done.stderr.splitlines()[-1]
     runs = place.directory / "plugml-runs" / "t"
     expected = np.float32(0)
@@ -59,7 +59,7 @@ dir = "out-{{job}}"
 
 def test_check_says_what_would_happen_and_starts_nothing(place: Place) -> None:  # noqa: F811
     done = place.run("run", "-n", "8", "--lr", "0.1", "--table", "w=10,64", "--check", "--", "sh", "-c", "true {worker}")
-    for words in ("8 workers, each step averages 8 pushes; lr 0.1 unchanged (linear rule: 0.8)", "own lr is not used", "worker 7: sh -c 'true 7'"):
+    for words in ("8 workers, each step averages 8 gradients; lr 0.1 unchanged (linear rule: 0.8)", "own lr is not used", "worker 7: sh -c 'true 7'"):
         assert words in done.stdout
     assert done.stdout.splitlines()[-1] == "ok" and "needed in" in done.stdout
     assert not (place.directory / "plugml-runs").exists() and place.is_clean()

@@ -9,8 +9,9 @@ import pytest
 
 from plugml.core.errors import UsageError
 from plugml.launch import words
-from plugml.launch.jobfile import parse_table, split_command
+from plugml.launch.jobfile import split_command
 from plugml.launch.plan import RunPlan, default_name, make_plan
+from plugml.launch.tables import parse_table
 
 TOML = """
 [job]
@@ -115,6 +116,65 @@ def test_what_cannot_be_is_refused_with_a_sentence(text: str, flags: dict[str, A
     assert says in refused(text, **flags)
 
 
+@pytest.mark.parametrize(
+    ("text", "flags", "says"),
+    [
+        ("", {"tables": ["e=sparse"]}, "needs width="),
+        ("", {"tables": ["e=sparse,width=0"]}, "table 'e': width = 0"),
+        ("", {"tables": ["e=sparse,width=2,rows=0"]}, "table 'e': rows = 0; from 1 on, or leave it out"),
+        ("", {"tables": ["e=sparse,width=2,batch=0"]}, "table 'e': batch = 0"),
+        ("", {"tables": ["e=sparse,width=x"]}, "--table e: width = 'x' is no whole number"),
+        ("", {"tables": ["e=sparse,width=2,rows=4294967297,index=u32"]}, "index u32 cannot name"),
+        ("", {"tables": ["e=sparse,width=2,rows=5,index=str"]}, "rows named by strings"),
+        ("", {"tables": ["e=sparse,width=2,init=program"]}, "sparse one takes zeros"),
+        ("", {"tables": ["e=3,width=2"]}, "both shape and width"),
+        ("", {"tables": ["e=3,rows=2"]}, "both shape and rows"),
+        ("", {"tables": ["e=3,index=u32"]}, "index belongs to sparse tables"),
+        ("", {"tables": ["e=sparse,wide=2"]}, "did you mean 'width'?"),
+        ("", {"tables": ["e=sparce,width=2"]}, "'sparce' in the shape is no whole number"),
+        ("[[table]]\nname = 'e'\nrows = 4", {}, "table 'e': a sparse table needs a width"),
+        ("[[table]]\nname = 'e'", {}, "needs a shape, or (sparse) a width"),
+        ("[[table]]\nname = 'e'\nshape = []", {}, "table 'e': shape [] must be"),
+        ("[[table]]\nname = 'e'\nshape = [3, 0]", {}, "table 'e': shape [3, 0] must be"),
+        ("", {"tables": ["w=3,storage=f8"]}, "storage 'f8'"),
+        ("", {"tables": ["w=3:i64,optimizer=add,storage=f32"]}, "whole numbers stay i64"),
+        ("", {"tables": ["w=3,beta1=0.5"]}, "beta1"),
+        ("", {"tables": ["w=3,optimizer=adam,beta1=1"]}, "from 0 to below 1"),
+        ("", {"tables": ["w=3"], "optimizer": "adamm"}, "did you mean 'adam'?"),
+        ("", {"lr_scale": "lineal"}, "did you mean 'linear'?"),
+        ("", {"lr_warmup": 5}, "lr_warmup = 5 is the time in which lr_scale grows"),
+        ("", {"tables": ["w=3,optimizer=add"], "lr_scale": "linear"}, "lr_scale = linear is used by no table"),
+        ("", {"bell": "semaphore"}, "bell"),
+        ("", {"memory": "2 apples"}, "write bytes with a unit, e.g. 500MB or 2GiB"),
+        ("", {"memory": "0"}, "from 1 byte"),
+        ("[job]\nmemory = -1", {}, "write bytes with a unit"),
+        ("[job]\nprivate_dir = 'yes'", {}, "private_dir = 'yes' is not true or false"),
+    ],
+)
+def test_tables_and_settings_that_cannot_be_are_refused(text: str, flags: dict[str, Any], says: str) -> None:
+    assert says in refused(text, **flags)
+
+
+def test_sparse_tables_are_written_on_the_command_line_and_in_the_file() -> None:
+    made = plan("[[table]]\nname = 'a'\nwidth = 3\nindex = 'str'\noptimizer = 'adam'\nbeta1 = 0.8", tables=["b=sparse:f64,width=16,rows=1000000,batch=100,storage=f16"])
+    first, second = made.spec.tables
+    assert (first.kind, first.shape, first.index_name, first.setting("beta1")) == ("sparse", (0, 3), "str", 0.8)
+    assert (second.kind, second.shape, second.index_name, second.batch_rows, second.storage_name) == ("sparse", (1_000_000, 16), "u32", 100, "f16")
+    line = words.owner_line(second, "mean")
+    assert "sparse, 1,000,000 rows of 16 f64, kept as f16, named by u32, at most 100 in a request" in line and "push gradients" in line
+    assert "adam lr=0.001 beta1=0.8 beta2=0.999 eps=1e-08" in words.owner_line(first, "mean")
+
+
+def test_settings_of_the_job_reach_it() -> None:
+    made = plan("[job]\nlr_scale = 'sqrt'\nlr_warmup = 100\nmemory = '1.5 GiB'\nbell = 'sem'\nprivate_dir = true\nlr = 0.1", workers=4)
+    spec = made.spec
+    assert (spec.lr_scale, spec.lr_warmup, spec.memory_bytes, spec.bell) == ("sqrt", 100, 3 << 29, "sem")
+    assert made.start_of(2) == "/work dir/plugml-runs/t/w2/dir" and plan().start_of(2) == "/work dir"
+    assert words.step_line(made) == "4 workers, each step averages 4 gradients; lr 0.1 grows to 0.2 over 100 clocks (square root rule, 4 workers)"
+    assert "lr 0.1 becomes 0.8 (linear rule, 8 workers)" in words.step_line(plan(workers=8, lr=0.1, lr_scale="linear"))
+    assert any("'../x' starts beside" in note for note in plan(argv=["./t", "../x"], private_dir=True).notes)
+
+
 def test_only_the_documented_braces_are_replaced() -> None:
     argv = ["./t", "", "a b", "it's", "x&y", "*", "$HOME", "{worker}", '{"k": 1}', "\n", "{workers}/{seed}", "{out}", "{data}", "{}"]
     made = plan(argv=argv, workers=3)
@@ -162,8 +222,8 @@ def test_tables_on_the_command_line() -> None:
 
 
 def test_the_start_says_what_a_step_means() -> None:
-    assert words.step_line(plan(workers=8, lr=0.1)) == "8 workers, each step averages 8 pushes; lr 0.1 unchanged (linear rule: 0.8)"
-    assert words.step_line(plan(workers=2, lr=0.1, combine="sum")) == "2 workers, each step sums 2 pushes; lr 0.1 unchanged"
+    assert words.step_line(plan(workers=8, lr=0.1)) == "8 workers, each step averages 8 gradients; lr 0.1 unchanged (linear rule: 0.8)"
+    assert words.step_line(plan(workers=2, lr=0.1, combine="sum")) == "2 workers, each step sums 2 gradients; lr 0.1 unchanged"
     assert "steps by 1/4" in words.step_line(plan(workers=4, consistency="asp"))
     assert words.step_line(plan(tables=["n=3:i64,optimizer=add"])) == "1 worker, each step sums 1 push"
     spec = plan(tables=["w=3", "d=3,optimizer=add", "a=2,optimizer=assign"]).spec

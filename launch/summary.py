@@ -1,0 +1,25 @@
+"""How a run ended, as one document: for `--json`, for result.json and for the last lines.  Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import data, words
+from .crew import Crew, Verdict
+from .referee import Referee
+from .saving import Saver
+from .watch import Watch
+
+
+def summary(crew: Crew, watch: Watch, referee: Referee, saver: Saver, verdict: Verdict, cluster: str, us: int) -> dict[str, Any]:
+    """Everything that is known; `us` is how long the run took."""
+    plan = crew.plan
+    return {
+        "job": plan.spec.name, "cluster": cluster, "state": verdict.state, "reason": verdict.reason,
+        "exit_code": verdict.exit_code, "exit_of": verdict.whose,
+        "workers": [worker.to_document() for worker in crew.workers],
+        "closed": watch.closed, "uneven": words.uneven({worker.number: worker.clocks for worker in crew.workers}),
+        "warnings": list(crew.warnings), **referee.to_document(), "staleness": watch.staleness,
+        "data": data.document(plan.data, plan.workers, plan.result),
+        "result": saver.saved, "files": list(saver.files), "seconds": us // 1000 / 1000,
+    }  # fmt: skip
