@@ -35,6 +35,9 @@ SECTIONS: dict[str, dict[str, Verb]] = {
         "run": Verb("run", "run", "Run a serial training program as N workers that train one model together."),
         "channel": Verb("channel", "channel", "Open a channel by hand, for a console or a debugger."),
     },
+    "Files": {
+        "inspect": Verb("inspect", "inspect", "Say what is in a file of numbers, a result or a channel."),
+    },
     "A standing cluster on this host": {
         "up": Verb("up", "up", "Start master, servers and agent, and keep them running."),
         "down": Verb("up", "down", "End them."),

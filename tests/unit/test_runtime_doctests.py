@@ -7,7 +7,7 @@ import importlib
 
 import pytest
 
-MODULES = ("runtime.lent", "runtime.log", "runtime.output", "launch.daemon", "launch.discovery", "cli.options")
+MODULES = ("runtime.lent", "runtime.log", "runtime.output", "launch.daemon", "launch.discovery", "cli.options", "cli.look", "cli.lookfiles", "cli.inspect")
 
 
 @pytest.mark.parametrize("name", MODULES)
