@@ -7,6 +7,7 @@ Knows nothing of rows.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from typing import Any
 
@@ -48,6 +49,7 @@ class Column:
         try:
             if self._mapping is None:
                 self._mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                _in_large_pages(self._mapping)
                 self.array = self._view(self._mapping, dtype, width)
                 self.array[: len(old)] = old
                 return
@@ -55,6 +57,7 @@ class Column:
             self.array = old = np.zeros((0, width), dtype)  # a mapping with a view of it cannot grow
             try:
                 held.resize(nbytes)
+                _in_large_pages(held)
             finally:
                 self.array = self._view(held, dtype, width)
         except OSError as error:
@@ -64,3 +67,9 @@ class Column:
     def _view(mapping: mmap.mmap, dtype: np.dtype[Any], width: int) -> Array:
         rows = len(mapping) // (width * dtype.itemsize)
         return np.frombuffer(mapping, dtype, rows * width).reshape(rows, width)
+
+
+def _in_large_pages(mapping: mmap.mmap) -> None:
+    """Ask for large pages: the first touch of new rows costs half.  A kernel without them says no, and nothing is lost."""
+    with contextlib.suppress(OSError):
+        mapping.madvise(mmap.MADV_HUGEPAGE)

@@ -9,7 +9,7 @@ import numpy as np
 
 from plugml.core.effects import Connect, Disconnect, Log, Send
 from plugml.core.job import JobSpec
-from plugml.core.jobmap import RUNNING, Assignment, JobMap, Piece, pieces, ranges_used
+from plugml.core.jobmap import RUNNING, Assignment, JobMap, Piece, buckets, pieces, ranges_used
 from plugml.core.limits import Limits
 from plugml.core.table import DTYPE_CODES, TableSpec
 from plugml.server.effects import Turn, Warm, WarmUp
@@ -18,6 +18,8 @@ from plugml.server.memory import never_lent
 from plugml.server.node import ServerMachine, endless_room
 from plugml.wire import messages as m
 from plugml.wire.codec import decode, encode
+
+from .sparse import Group, Name, Rows, Wants, bucket_of, by_range, joined, number_of
 
 MASTER = "m0"
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -28,8 +30,8 @@ def table(name: str = "w", count: int = 4, dtype: str = "f32", optimizer: str = 
     return TableSpec(name, (count,), dtype=dtype, optimizer=optimizer, settings=settings, block_bytes=block_bytes, **rest)
 
 
-def job(*tables: TableSpec, workers: int = 1, consistency: str = "bsp", combine: str = "mean", seed: int = 0) -> JobSpec:
-    return JobSpec("story", workers, tables or (table(),), seed=seed, consistency=consistency, combine=combine)
+def job(*tables: TableSpec, workers: int = 1, **rest: Any) -> JobSpec:
+    return JobSpec("story", workers, tables or (table(),), **rest)
 
 
 def make_map(spec: JobSpec, servers: Sequence[str] = ("s0.1",), ring: int = 1, number: int = 1, token: int = 1, state: str = RUNNING) -> JobMap:
@@ -65,6 +67,8 @@ class Box:
         self.hold = False
         self.check = True
         self.on_heard: Callable[[Heard], None] = self.heard.append
+        self.warms = True  # whether WarmUp is answered
+        self._prev: dict[tuple[int, int, int], int] = {}  # (worker, gen, range) -> seq of the last push that touched it
         self.servers = {
             name: ServerMachine(Identity(name, "here", f"ipc://{name}", 1, "test", MASTER, "ipc://m0"), limits, is_lent, room)
             for name in servers
@@ -114,7 +118,8 @@ class Box:
             elif isinstance(effect, Turn):
                 self.feed(server, "", effect)
             elif isinstance(effect, WarmUp):
-                self.feed(server, "", Warm())
+                if self.warms:
+                    self.feed(server, "", Warm())
             else:
                 assert isinstance(effect, (Connect, Disconnect)), effect
 
@@ -141,15 +146,36 @@ class Box:
 
     def push(
         self, values: dict[str, Any], worker: int = 0, gen: int = 1, seq: int = 1, prev: int | None = None, clock: int = 0,
-        weight: float = 1.0, agent: str = "a0.1", only: int | None = None,
+        weight: float = 1.0, agent: str = "a0.1", only: int | None = None, rows: Rows | None = None, base: int = 0,
     ) -> None:  # fmt: skip
-        component = m.Component(worker, gen, seq, seq - 1 if prev is None else prev, clock, weight)
-        for number, held in self.parts(values).items():
+        """`prev` of a push of rows is that of each range, as an agent keeps it; of a dense one the seq before."""
+        made = self._made(values, rows or {})
+        for number, (segments, payload) in made.items():
             if only is not None and number != only:
                 continue
-            segments, payload = self._segments(held, values)
-            item = self.map.ranges[number]
-            self.feed(item.primary, agent, m.Push(self.map.number, number, item.epoch, self.map.token, 0, (component,), segments, payload))
+            before = seq - 1 if rows is None else self._prev.get((worker, gen, number), 0)
+            component = m.Component(worker, gen, seq, before if prev is None else prev, clock, weight)
+            self._prev[worker, gen, number] = seq
+            self.send_push(number, (component,), segments, payload, agent, base)
+
+    def push_sum(
+        self, values: dict[str, Any], components: Sequence[m.Component], rows: Rows | None = None, agent: str = "a0.1"
+    ) -> None:
+        """One push for several workers."""
+        for number, (segments, payload) in self._made(values, rows or {}).items():
+            self._prev.update({(part.worker, part.gen, number): part.seq for part in components})
+            self.send_push(number, tuple(components), segments, payload, agent)
+
+    def send_push(self, number: int, components: Any, segments: Any, payload: Any, agent: str = "a0.1", base: int = 0) -> None:
+        item = self.map.ranges[number]
+        self.feed(item.primary, agent, m.Push(self.map.number, number, item.epoch, self.map.token, base, components, segments, payload))
+
+    def _made(self, values: dict[str, Any], rows: Rows) -> dict[int, Group]:
+        """Segments and payload by range."""
+        made = {number: [self._segments(held, values)] for number, held in (self.parts(values) if values else {}).items()}
+        for number, groups in by_range(self.spec, self.ring, rows).items():
+            made.setdefault(number, []).extend(groups)
+        return {number: joined(groups) for number, groups in made.items()}
 
     def init(self, values: dict[str, Any], claim: int, agent: str = "a0.1") -> None:
         for number, held in self.parts(values).items():
@@ -161,22 +187,43 @@ class Box:
         segments, payload = [], []
         for piece in held:
             spec = self.spec.tables[piece.table]
-            array = np.ascontiguousarray(values[spec.name], spec.numpy_dtype)
-            segments.append(m.Segment(piece.table, piece.block.number, piece.block.stop - piece.block.start, DTYPE_CODES[spec.dtype]))
+            array = np.ascontiguousarray(values[spec.name], spec.storage_dtype)
+            segments.append(m.Segment(piece.table, piece.block.number, piece.block.stop - piece.block.start, DTYPE_CODES[spec.storage_name]))
             payload.append(array[piece.block.start : piece.block.stop])
         return tuple(segments), tuple(payload)
 
     def pull(
         self, tables: Iterable[str] | None = None, worker: int = 0, gen: int = 1, after: int = 0, closed: int = 0, request: int = 1,
-        agent: str = "a0.1",
+        agent: str = "a0.1", rows: Wants | None = None,
     ) -> None:  # fmt: skip
-        for number, held in self.parts(tables).items():
+        """Dense tables (all of them, if neither tables nor rows are named) and rows."""
+        parts = {} if tables is None and rows is not None else self.parts(tables)
+        asked = {number: [(self._absent(held), ())] for number, held in parts.items()}
+        for number, groups in by_range(self.spec, self.ring, rows or {}).items():
+            asked.setdefault(number, []).extend(groups)
+        for number, groups in asked.items():
             item = self.map.ranges[number]
-            segments = tuple(
-                m.Segment(p.table, p.block.number, p.block.stop - p.block.start, DTYPE_CODES[self.spec.tables[p.table].dtype], m.BLOCK, m.ABSENT)
-                for p in held
-            )
-            self.feed(item.primary, agent, m.Pull(self.map.number, number, item.epoch, self.map.token, request, worker, gen, after, closed, segments))
+            segments, payload = joined(groups)
+            pull = m.Pull(self.map.number, number, item.epoch, self.map.token, request, worker, gen, after, closed, segments, payload)
+            self.feed(item.primary, agent, pull)
+
+    def _absent(self, held: list[Piece]) -> tuple[m.Segment, ...]:
+        return tuple(
+            m.Segment(p.table, p.block.number, p.block.stop - p.block.start, DTYPE_CODES[self.spec.tables[p.table].storage_name], m.BLOCK, m.ABSENT)
+            for p in held
+        )
+
+    def pull_at(self, at: int, agent: str = "a0.1") -> None:
+        """Dense tables of the snapshot of a clock."""
+        for number, held in self.parts().items():
+            item = self.map.ranges[number]
+            self.feed(item.primary, agent, m.PullAt(self.map.number, number, item.epoch, self.map.token, 1, at, self._absent(held)))
+
+    def scan(self, name: str = "e", bucket: int = 0, cursor: int = 0, at: int = 0, agent: str = "a0.1") -> None:
+        number = self.spec.table_number(name)
+        home = next(found.range for found in buckets(self.spec, self.ring) if (found.table, found.number) == (number, bucket))
+        item = self.map.ranges[home]
+        self.feed(item.primary, agent, m.Scan(self.map.number, home, item.epoch, self.map.token, 1, at, cursor, number, bucket))
 
     def clock(self, kind: type[Any], *rest: Any, worker: int = 0, gen: int = 1, agent: str = "a0.1") -> None:
         """Join, Tick, Leave, StandingAsk, ClaimAsk or InitDone; `rest` are its last fields."""
@@ -188,7 +235,7 @@ class Box:
         self.clock(m.Tick, clock, weights, worker=worker, gen=gen, agent=agent)
 
     def last(self, worker: int = 0, gen: int = 1, agent: str = "a0.1") -> None:
-        for number in self.parts():
+        for number in dict.fromkeys([*self.parts(), *(bucket.range for bucket in buckets(self.spec, self.ring))]):
             item = self.map.ranges[number]
             self.feed(item.primary, agent, m.LastAsk(self.map.number, number, item.epoch, self.map.token, worker, gen))
 
@@ -198,7 +245,7 @@ class Box:
         """What a pull would show now, put together from all servers."""
         number = self.spec.table_number(name)
         spec = self.spec.tables[number]
-        whole = np.empty(spec.count, spec.numpy_dtype)
+        whole = np.empty(spec.count, spec.storage_dtype)
         for range_number, held in self.parts([name]).items():
             machine = self.servers[self.map.primary(range_number)]
             hosted = machine.jobs[self.map.number]
@@ -207,16 +254,28 @@ class Box:
                 whole[piece.block.start : piece.block.stop] = place.current(machine._memory)
         return whole
 
+    def row(self, row: Name, name: str = "e") -> Array:
+        """What a pull of a row would show now."""
+        number = self.spec.table_number(name)
+        ids = np.array([number_of(row)], np.uint64)
+        found = bucket_of(self.spec, self.spec.tables[number], row)
+        for machine in self.servers.values():
+            for held in machine.jobs[self.map.number].ranges.values():
+                store = held.contents.buckets.held.get((number, found))
+                if store is not None:
+                    return store.read(ids, store.names.find(ids))[0]
+        raise AssertionError(f"nobody holds row {row}")
+
 
 def seen(values: Sequence[m.Values], spec: JobSpec, name: str = "w") -> Array:
     """A table put together from the answers to one pull."""
     number = spec.table_number(name)
     found = spec.tables[number]
-    whole = np.full(found.count, 99, found.numpy_dtype)
+    whole = np.full(found.count, 99, found.storage_dtype)
     blocks = found.blocks()
     for answer in values:
         for segment, payload in zip(answer.segments, answer.payload):
             if segment.table == number:
                 block = blocks[segment.block]
-                whole[block.start : block.stop] = np.frombuffer(payload, found.numpy_dtype)
+                whole[block.start : block.stop] = np.frombuffer(payload, found.storage_dtype)
     return whole

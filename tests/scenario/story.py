@@ -7,8 +7,11 @@
     ----
     s0.1 -> a0.1  PushAck range=0 worker=0 gen=1 seq=1
 
-    commands: job push pull init last join tick leave ask claim done map wait hold lose double release show
-    every command takes agent=NAME; the job takes servers= ring= workers= consistency= combine= parked=
+    A sparse table is NAME=ROWSxWIDTH:DTYPE:OPTIMIZER[:KEY=VALUE...] (rows 0 = any number), its rows are pushed as
+    NAME=ROW:1,2/ROW:3,4 and pulled as NAME=ROW/ROW; `sum 0.1@2 1.1@5` is one push for several workers (prev = seq - 1).
+
+    commands: job push sum pull pullat scan init last join tick leave ask claim done map wait hold lose double release show
+    every command takes agent=NAME; the job takes servers= ring= workers= consistency= combine= parked= snapshot=
 
 A block of lines up to `----` is done in order; its trace ends at the next empty line.
 """
@@ -27,6 +30,7 @@ from plugml.core.table import TableSpec
 from plugml.wire import messages as m
 
 from .kit import Box, Heard
+from .sparse import Name, read_keys, sparse_table
 
 RULE = "----"
 _PLAIN = ("job", "epoch", "token", "segments", "payload")  # not worth a word in every line
@@ -79,16 +83,34 @@ class Teller:
         limits = Limits(parked_max=int(options.pop("parked", "64")))
         head = {key: options.pop(key) for key in ("consistency", "combine") if key in options}
         workers = int(options.pop("workers", "1"))
+        every = int(options.pop("snapshot", "0"))
         tables = tuple(_table(name, words) for name, words in options.items())
-        self.box = Box(JobSpec("story", workers, tables, **head), servers, ring, limits)
+        self.box = Box(JobSpec("story", workers, tables, snapshot_every=every, **head), servers, ring, limits)
         self._told()
         self.box.on_heard = self._heard
 
     def _push(self, plain: list[str], options: dict[str, str]) -> None:
-        self.there.push(self._values(options), **self._stream(plain, options, "seq", "prev", "clock", "weight", "only"))
+        stream = self._stream(plain, options, "seq", "prev", "clock", "weight", "only", "base")
+        self.there.push(self._values(options), **stream, rows=self._rows(options))
+
+    def _sum(self, plain: list[str], options: dict[str, str]) -> None:
+        components = []
+        for word in plain:
+            stream, seq = word.split("@")
+            worker, gen = stream.split(".")
+            clock, weight = int(options.get("clock", "0")), float(options.get("weight", "1"))
+            components.append(m.Component(int(worker), int(gen), int(seq), int(seq) - 1, clock, weight))
+        self.there.push_sum(self._values(options), components, self._rows(options), options.get("agent", "a0.1"))
 
     def _pull(self, plain: list[str], options: dict[str, str]) -> None:
-        self.there.pull(None, **self._stream(plain, options, "after", "closed", "request"))
+        self.there.pull(None, **self._stream(plain, options, "after", "closed", "request"), rows=self._wants(options))
+
+    def _pull_at(self, plain: list[str], options: dict[str, str]) -> None:
+        self.there.pull_at(int(plain[0]), options.get("agent", "a0.1"))
+
+    def _scan(self, plain: list[str], options: dict[str, str]) -> None:
+        numbers = {name: int(options[name]) for name in ("bucket", "cursor", "at") if name in options}
+        self.there.scan(plain[0], **numbers, agent=options.get("agent", "a0.1"))
 
     def _init(self, plain: list[str], options: dict[str, str]) -> None:
         self.there.init(self._values(options), int(options["claim"]), options.get("agent", "a0.1"))
@@ -152,7 +174,8 @@ class Teller:
         """Values, and what ranges and clock know."""
         box = self.there
         for spec in box.spec.tables:
-            self.lines.append(f"{spec.name} = {_numbers(box.values(spec.name))}")
+            if spec.kind == "dense":
+                self.lines.append(f"{spec.name} = {_numbers(box.values(spec.name))}")
         for name, machine in box.servers.items():
             for hosted in machine.jobs.values():
                 for number, held in hosted.ranges.items():
@@ -160,6 +183,7 @@ class Teller:
                     self.lines.append(
                         f"{name} range {number}: version {held.version}, closed {held.closed}, streams {rows or 'none'}, "
                         f"staged {len(held._staging.pushes())}, parked {held._parking.count}"
+                        + (f", rows {held.contents.buckets.count}" if held.contents.buckets.held else "")
                     )
                 if hosted.clock is not None:
                     members = " ".join(
@@ -185,10 +209,23 @@ class Teller:
     def _values(self, options: dict[str, str]) -> dict[str, Any]:
         values = {}
         for spec in self.there.spec.tables:
-            if spec.name in options:
+            if spec.kind == "dense" and spec.name in options:
                 numbers = [float(word) for word in options[spec.name].split(",")]
                 values[spec.name] = np.array(numbers * spec.count if len(numbers) == 1 else numbers)
         return values
+
+    def _rows(self, options: dict[str, str]) -> dict[str, dict[Name, Any]] | None:
+        """What is pushed to rows; None if nothing is."""
+        rows: dict[str, dict[Name, Any]] = {}
+        for spec in self.there.spec.tables:
+            if spec.kind == "sparse" and spec.name in options:
+                pairs = [item.split(":") for item in options[spec.name].split("/")]
+                rows[spec.name] = {_row(spec, row): [float(word) for word in words.split(",")] for row, words in pairs}
+        return rows or None
+
+    def _wants(self, options: dict[str, str]) -> dict[str, list[Name]] | None:
+        sparse = [spec for spec in self.there.spec.tables if spec.kind == "sparse" and spec.name in options]
+        return {spec.name: [_row(spec, row) for row in options[spec.name].split("/")] for spec in sparse} or None
 
     # -- the trace
 
@@ -215,16 +252,37 @@ class Teller:
             words.append(f"token={message.token}")
         for segment, payload in zip(getattr(message, "segments", ()), getattr(message, "payload", ())):
             spec = self.there.spec.tables[segment.table]
-            words.append(f"{spec.name}.{segment.block}=[{_numbers(np.frombuffer(payload, spec.numpy_dtype))}]")
+            words.append(f"{spec.name}.{segment.block}{_shown(spec, segment, payload, message)}")
         return " ".join(words)
+
+
+def _row(spec: TableSpec, word: str) -> Name:
+    return word if spec.index_name == "str" else int(word)
+
+
+def _shown(spec: TableSpec, segment: m.Segment, payload: Any, message: Any) -> str:
+    """A payload frame as a word."""
+    if segment.kind == m.IDS:
+        return f" rows {','.join(map(str, np.frombuffer(payload, np.uint64).tolist()))}"
+    if segment.kind == m.KEYS:
+        count = next(other.elements for other in message.segments if other.kind == m.IDS)
+        return f" keys {','.join(read_keys(payload, count))}"
+    return f"=[{_numbers(np.frombuffer(payload, spec.storage_dtype))}]"
 
 
 def _table(name: str, words: str) -> TableSpec:
     count, dtype, optimizer, *rest = words.split(":")
     options = dict(word.split("=", 1) for word in rest)
+    if "x" in count:
+        rows, width = map(int, count.split("x"))
+        return sparse_table(name, rows, width, dtype, optimizer, int(options.pop("buckets", "1")), **_typed(options))
     settings = {"lr": float(options.pop("lr"))} if "lr" in options else {}
     block_bytes = int(options.pop("block", "4096"))
     return TableSpec(name, (int(count),), dtype=dtype, optimizer=optimizer, settings=settings, block_bytes=block_bytes, **options)
+
+
+def _typed(options: dict[str, str]) -> dict[str, Any]:
+    return {key: float(word) if key == "lr" else word for key, word in options.items()}
 
 
 def _numbers(array: Any) -> str:
@@ -232,7 +290,7 @@ def _numbers(array: Any) -> str:
 
 
 _VERBS: dict[str, Callable[[Teller, list[str], dict[str, str]], None]] = {
-    "job": Teller._job, "push": Teller._push, "pull": Teller._pull, "init": Teller._init, "last": Teller._last, "tick": Teller._tick,
+    "job": Teller._job, "push": Teller._push, "sum": Teller._sum, "pull": Teller._pull, "pullat": Teller._pull_at, "scan": Teller._scan, "init": Teller._init, "last": Teller._last, "tick": Teller._tick,
     "join": Teller._join, "leave": Teller._leave, "ask": Teller._ask, "claim": Teller._claim, "done": Teller._done, "map": Teller._map,
     "wait": Teller._wait, "hold": Teller._hold, "lose": Teller._lose, "double": Teller._double, "release": Teller._release,
     "show": Teller._show,
