@@ -257,6 +257,7 @@ class ResultReady(NamedTuple):
 class ResultSaved(NamedTuple):
     directory: str
     files: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
 
 class ResultFailed(NamedTuple):

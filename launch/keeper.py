@@ -130,12 +130,12 @@ def _save(directory: Path, root: Path, result: str) -> str:
         if answer.code:
             raise WorldError(f"the values could not be saved, and the channel stays open: {answer.code}: {answer.text}")
         tables = tuple(
-            TableSpec(table.name, table.shape, dtype=table.dtype, order=table.order, optimizer="add") for table in info.dense
+            TableSpec(table.name, table.shape, table.kind, table.dtype, table.order, optimizer="add", index=table.index_type) for table in info.tables
         )
-        names = publish(tables, scratch, place, {"job": info.job, "state": "saved", "clocks": int(answer.fields.get("clock") or 0)})
+        saved = publish(tables, scratch, place, {"job": info.job, "state": "saved", "clocks": int(answer.fields.get("clock") or 0)})
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    return f"result in {place}: {', '.join(names)}"
+    return words.joined((f"result in {place}: {', '.join(saved.files)}", *saved.warnings))
 
 
 def _find(name: str, root: Path) -> tuple[str, int, int]:

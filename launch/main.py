@@ -36,7 +36,7 @@ from .machine import RunMachine
 from .output import Screen, WorkerOutput
 from .plan import RunPlan
 from .progress import Progress
-from .result import Place, publish
+from .result import Place, Saved, publish
 from .rules import rule_lines
 
 TAIL_LINES = 12  # of a failed program's output
@@ -253,10 +253,10 @@ class Run:
         scratch, directory = Path(effect.scratch), Path(effect.directory)
         tables, formats = self.plan.spec.tables, self.plan.formats
 
-        def published(job: Future[tuple[str, ...]]) -> None:
+        def published(job: Future[Saved]) -> None:
             error = job.exception()
             if error is None:
-                self._feed(e.ResultSaved(effect.directory, job.result()))
+                self._feed(e.ResultSaved(effect.directory, *job.result()))
             elif isinstance(error, (OSError, WorldError)):
                 self._feed(e.ResultFailed(effect.directory, getattr(error, "strerror", "") or str(error)))
             else:

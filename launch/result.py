@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -136,9 +136,16 @@ def _not_writable(directory: Path, error: OSError) -> UsageError:
     return UsageError(f"the result cannot be written to {directory}: {error.strerror}; choose another place with --result DIR")
 
 
+class Saved(NamedTuple):
+    """What `publish` has done: names in the place, and what the user should hear of the numbers."""
+
+    files: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
 def publish(
     tables: tuple[TableSpec, ...], scratch: Path, directory: Path, document: dict[str, Any], formats: Sequence[str] = DEFAULT
-) -> tuple[str, ...]:
+) -> Saved:
     """Check the agent's raw files, write every format and `result.json`, and rename all of it to its final names.
 
     Raises `WorldError` or `OSError`; the final names are then as they were.
@@ -153,7 +160,9 @@ def publish(
         if first in files:
             entry.update(file=first, **files[first])
     names.append(DOCUMENT)
+    warnings = [f"table {entry['name']} holds numbers that are not finite" for entry in described if not entry["finite"]]
     whole = {**document, "tables": described, "result": str(directory), "files": names, "sums": files}
+    whole["warnings"] = [*document.get("warnings", ()), *warnings]
     (scratch / DOCUMENT).write_text(json.dumps(whole, indent=1) + "\n")
     mode = stat.S_IMODE((scratch / DOCUMENT).stat().st_mode)
     for name in names:
@@ -161,13 +170,14 @@ def publish(
         _sync(scratch / name)
 
     surplus = _files_before(directory) - set(names)
-    for name in names:
+    for name in names[:-1]:
         os.replace(scratch / name, directory / name)
     for name in surplus:  # of an earlier result in other formats: two models in one place would pass for one
         (directory / name).unlink(missing_ok=True)
+    os.replace(scratch / DOCUMENT, directory / DOCUMENT)
     _sync(directory)
     shutil.rmtree(scratch)
-    return tuple(names)
+    return Saved(tuple(names), tuple(warnings))
 
 
 def _described(values: Values, scratch: Path) -> dict[str, Any]:

@@ -47,7 +47,8 @@ class Saver:
 
     def on_saved(self, event: e.ResultSaved) -> list[Any]:
         self.saved, self.files, self.done = event.directory, event.files, True
-        return []
+        self._crew.warnings += event.warnings
+        return [e.Tell("warn", text) for text in event.warnings]
 
     def on_failed(self, why: str) -> list[Any]:
         """Try the rescue directory, once."""

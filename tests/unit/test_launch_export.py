@@ -8,6 +8,7 @@ import json
 import tracemalloc
 import zlib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,11 @@ from safetensors.numpy import load_file
 from plugml.core.errors import UsageError, WorldError
 from plugml.core.table import TableSpec
 from plugml.launch import export, export_files, export_rows
+from plugml.launch.effects import ResultSaved, Tell
 from plugml.launch.export import FORMATS, file_names, parse_formats, room_bytes
 from plugml.launch.export_files import values_of, write_csv
 from plugml.launch.result import publish
+from plugml.launch.saving import Saver
 
 W = TableSpec("w", (2, 3), dtype="f64")
 M = TableSpec("m", (2, 3, 2), order="F")
@@ -180,9 +183,17 @@ def test_numbers_that_are_not_finite_are_told(tmp_path: Path) -> None:
     scratch.mkdir()
     directory.mkdir()
     (scratch / "w.bin").write_bytes(np.array([1, np.nan, np.inf, -np.inf, 0, 2], "<f8").tobytes())
-    publish((W,), scratch, directory, {}, ("csv",))
-    assert json.loads((directory / "result.json").read_text())["tables"][0]["finite"] is False
+    saved = publish((W,), scratch, directory, {"warnings": ["an earlier one"]}, ("csv",))
+    assert saved.warnings == ("table w holds numbers that are not finite",)
+    document = json.loads((directory / "result.json").read_text())
+    assert document["tables"][0]["finite"] is False and document["warnings"] == ["an earlier one", *saved.warnings]
     assert (directory / "w.csv").read_text() == "c0,c1,c2\n1.0,NaN,Inf\n-Inf,0.0,2.0\n"
+
+
+def test_the_user_hears_of_them() -> None:
+    crew = SimpleNamespace(warnings=[], plan=SimpleNamespace(result="r"), deserted=False)
+    saver = Saver(crew, lambda *_, **__: None, "")  # type: ignore[arg-type]
+    assert saver.on_saved(ResultSaved("r", ("w.bin",), ("hm",))) == [Tell("warn", "hm")] and crew.warnings == ["hm"]
 
 
 # -- what cannot be right ---------------------------------------------------------------------------------------------

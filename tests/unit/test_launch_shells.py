@@ -88,8 +88,8 @@ def test_the_result_is_whole_or_not_there(tmp_path: Path) -> None:
     assert not (place.directory / "w.bin").exists()
 
     (scratch / "file.bin").write_bytes(np.array([7, 8], dtype="<i8").tobytes())
-    names = publish(made.spec.tables, scratch, place.directory, {"job": "t"})
-    assert names == ("w.bin", "file.bin", "tables.npz", "result.json") and not scratch.exists()
+    saved = publish(made.spec.tables, scratch, place.directory, {"job": "t"})
+    assert saved.files == ("w.bin", "file.bin", "tables.npz", "result.json") and not scratch.exists()
     with np.load(place.directory / "tables.npz") as tables:
         assert tables["w"].tolist() == [[0, 2, 4], [1, 3, 5]] and tables["file"].tolist() == [7, 8]
     document = json.loads((place.directory / "result.json").read_text())
@@ -105,7 +105,7 @@ def test_every_file_of_the_result_has_the_launchers_mode(tmp_path: Path) -> None
     (scratch / "w.bin").chmod(0o644)
     before = os.umask(0o077)
     try:
-        names = publish(made.spec.tables, scratch, place.directory, {})
+        names = publish(made.spec.tables, scratch, place.directory, {}).files
     finally:
         os.umask(before)
     assert {(place.directory / name).stat().st_mode & 0o777 for name in names} == {0o600}
