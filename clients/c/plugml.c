@@ -465,7 +465,7 @@ static int check_page(plugml *p)
 
 struct reply {
     int ok, code, stop;
-    uint64_t seq, clock, done, version, n;
+    uint64_t seq, clock, done, version;
     long lag; /* -1: not said */
 };
 
@@ -493,7 +493,6 @@ static int read_reply(char *record, struct reply *reply)
         return 0;
     number_of(end, "done", &reply->done);
     number_of(end, "v", &reply->version);
-    number_of(end, "n", &reply->n);
     reply->lag = number_of(end, "lag", &lag) ? (long)lag : -1;
     number_of(end, "stop", &stop);
     reply->stop = stop == 1;
@@ -1016,12 +1015,18 @@ int plugml_pushpull(plugml *p, const void *g, void *w) { return request(p, "push
 int plugml_tick(plugml *p) { return bare_request(p, "clock"); }
 int plugml_ping(plugml *p) { return bare_request(p, "ping"); }
 
-/* Take `<turn> <piece> <text>` out of the line in `data`.  The text, or NULL with the error told. */
-static const char *read_piece(plugml *p, size_t length)
+/* Take `<turn> <piece> <text>` out of the line in `data`.  The text; NULL if there is none, or with the error told.  The file
+ * is as long as its line; not all replies say how long that is: one that is repeated does not. */
+static const char *read_piece(plugml *p)
 {
-    char *more = (char *)realloc(p->pieces, length + 1), *end;
+    struct stat found;
+    size_t length;
+    char *more, *end;
 
-    if (!more) {
+    if (file(p, DATA) < 0 || fstat(file(p, DATA), &found) || !found.st_size)
+        return NULL;
+    length = (size_t)found.st_size;
+    if (!(more = (char *)realloc(p->pieces, length + 1))) {
         fail(p, PLUGML_NOSPC, "no memory for a piece of %lu bytes", (unsigned long)length);
         return NULL;
     }
@@ -1046,9 +1051,7 @@ const char *plugml_next(plugml *p, const char *alone)
     if (!p)
         return alone;
     p->piece = -1;
-    if (ready(p) < 0 || carry_out(p, "next", "", &reply) < 0 || !reply.n)
-        return NULL;
-    return read_piece(p, (size_t)reply.n);
+    return ready(p) > 0 && carry_out(p, "next", "", &reply) > 0 ? read_piece(p) : NULL;
 }
 
 long plugml_piece(const plugml *p) { return p ? p->piece : -1; }

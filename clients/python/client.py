@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .errors import FATAL, ChannelError, Code
-from .files import AGAIN_TRIES, INFO_BYTES_MAX, PROTOCOL_VERSION, ChannelFiles, Piece, Reply, pause
+from .files import AGAIN_TRIES, INFO_BYTES_MAX, PIECE_BYTES_MAX, PROTOCOL_VERSION, ChannelFiles, Piece, Reply, pause
 from .rows import Sections, SparseTable
 from .semaphore import Semaphore
 from .tables import Table, matched, parse_tables, table_named
@@ -177,11 +177,9 @@ class Client:
         if not self.plugged:
             return None
         self._check_usable()
-        reply = self._carry_out("next", f" {self.clock}")
-        self._judge(reply)
-        if reply.n == 0:
-            return None
-        return Piece.parse(self._files.text("data", reply.n))
+        self._judge(self._carry_out("next", f" {self.clock}"))
+        line = self._files.text("data", PIECE_BYTES_MAX)  # not all replies say how long it is: one that is repeated does not
+        return Piece.parse(line) if line else None
 
     def pieces(self, alone: Iterable[str] = ()) -> Iterator[Piece]:
         """The pieces of input for this worker, as they come; alone what `alone` lists, once.  Ends at the stop rule."""

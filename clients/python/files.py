@@ -22,6 +22,7 @@ ABI_MAJOR = 1
 ENDIAN_TAG = 0x01020304
 PAGE_BYTES = 4096
 RECORD_BYTES = 64
+PIECE_BYTES_MAX = 1 << 20
 DONE_SEQ_AT = 0x80
 STATE_AT = 0xA4
 STATES_OVER = (4, 5)  # CLOSED, BROKEN: nothing is answered any more
@@ -46,7 +47,6 @@ class Reply(NamedTuple):
     code: Code
     done: int
     version: int
-    n: int
     lag: int | None
     stop: bool
 
@@ -274,7 +274,7 @@ def parse_reply(record: bytes) -> Reply | None:
     try:
         return Reply(
             words[0] == "ok", int(words[1]), int(words[2]), Code[values.get("code", "OK")], int(values.get("done", 0)),
-            int(values.get("v", 0)), int(values.get("n", 0)), int(values["lag"]) if "lag" in values else None, values.get("stop") == "1",
+            int(values.get("v", 0)), int(values["lag"]) if "lag" in values else None, values.get("stop") == "1",
         )  # fmt: skip
     except (ValueError, KeyError):
         return None

@@ -142,9 +142,11 @@ plugml_next <- function(p, alone = NULL) {
   if (is.null(p)) return(alone)
   plugml_check(p)
   p$piece <- NULL
-  reply <- plugml_request(p, "next")
-  if (reply$n == 0) return(NULL)
-  line <- rawToChar(readBin(file.path(p$dir, "data"), "raw", reply$n))
+  plugml_request(p, "next")
+  path <- file.path(p$dir, "data")
+  length <- file.size(path)  # Not all replies say it: one that is repeated does not.
+  if (length == 0) return(NULL)
+  line <- rawToChar(readBin(path, "raw", length))
   words <- regmatches(line, regexec("^([0-9]+) ([0-9]+) ([^\n]*)", line, useBytes = TRUE))[[1]]
   if (length(words) != 4) plugml_fail(p, "INTERNAL", sprintf("the piece of input in %s/data cannot be read", p$dir))
   p$turn <- as.numeric(words[2])
@@ -310,7 +312,7 @@ plugml_wait <- function(p, seq) {
     code <- if (!is.na(keys["code"])) keys[["code"]] else if (ok) "OK" else "INTERNAL"
     if (as.numeric(words[2]) == seq || code == "GONE")
       return(list(ok = ok, code = code, clock = as.numeric(words[3]), done = number("done"), version = number("v"),
-                  n = number("n"), lag = number("lag", NA), stop = number("stop") == 1))
+                  lag = number("lag", NA), stop = number("stop") == 1))
   }
 }
 
@@ -441,8 +443,9 @@ plugml_named <- function(p, table, rows) {
   if (anyNA(rows)) wrong("RANGE", "NA is none")
   if (table$index == "str") {
     if (!is.character(rows)) wrong("FORMAT", "they are named by strings")
-    if (any(grepl("\n", rows, fixed = TRUE))) wrong("FORMAT", "a key holds a newline")
-    return(enc2utf8(rows))
+    if (any(grepl("\n", rows, fixed = TRUE, useBytes = TRUE))) wrong("FORMAT", "a key holds a newline")
+    # In a locale without letters beyond ASCII the bytes are what they are: R would write <c3> for them.
+    return(if (any(unlist(l10n_info()[c("UTF-8", "Latin-1")])) || any(Encoding(rows) == "latin1")) enc2utf8(rows) else rows)
   }
   if (inherits(rows, "integer64") && table$index == "u64") return(as.vector(unclass(rows)))
   if (is.character(rows) && table$index == "u64") return(plugml_digits(rows, wrong))

@@ -103,14 +103,14 @@ plugml_expect() {
 plugml_rows() {
     plugml_plugged || return 0
     plugml_ready_ || return
-    plugml_section_ "$1" "$2" || { plugml_mistake_=$plugml_code; return 2; }
+    plugml_section_ "$1" "$2" rows || { plugml_mistake_=$plugml_code; return 2; }
     eval "plugml_k_$plugml_at_=\$plugml_lines_ plugml_rows_$plugml_at_=\$2 plugml_numbers_$plugml_at_=\$3"
 }
 
 plugml_want() {
     plugml_plugged || return 0
     plugml_ready_ || return
-    plugml_section_ "$1" "$2" || { plugml_mistake_=$plugml_code; return 2; }
+    plugml_section_ "$1" "$2" wanted || { plugml_mistake_=$plugml_code; return 2; }
     eval "plugml_want_$plugml_at_=\$plugml_lines_ plugml_wanted_$plugml_at_=\$2 plugml_into_$plugml_at_=\$3"
 }
 
@@ -173,8 +173,7 @@ plugml_next() {
     if ! plugml_plugged; then [ -n "$plugml_text" ]; return; fi
     plugml_text='' plugml_piece=''
     plugml_ask_ next || return
-    plugml_key_ n 0
-    if [ "$plugml_value_" = 0 ]; then return 1; fi
+    if ! [ -s "$PLUGML_DIR/data" ]; then return 1; fi
     IFS=' ' read -r plugml_turn plugml_piece plugml_value_ < "$PLUGML_DIR/data" || :
     IFS= read -r plugml_text < "$PLUGML_DIR/data" || :
     plugml_text=${plugml_text#*" "}
@@ -267,7 +266,7 @@ plugml_get_() { # FILE
 }
 
 # Set plugml_at_ to the number of the table's section, a new one if there is none, and plugml_lines_ to the lines of the file.
-plugml_section_() { # TABLE FILE
+plugml_section_() { # TABLE FILE rows|wanted
     case "$plugml_sparse_ " in
         *" $1:"*) ;;
         *) plugml_fail_ RANGE "the job has no sparse table $1; it has ${plugml_sparse_:-none}"; return 2 ;;
@@ -281,7 +280,11 @@ plugml_section_() { # TABLE FILE
     while [ "$plugml_at_" -lt "$plugml_sections_" ]; do
         plugml_at_=$((plugml_at_ + 1))
         eval "plugml_value_=\$plugml_table_$plugml_at_"
-        if [ "$plugml_value_" = "$1" ]; then return 0; fi
+        if [ "$plugml_value_" != "$1" ]; then continue; fi
+        eval "plugml_value_=\$plugml_$3_$plugml_at_"
+        if [ -z "$plugml_value_" ]; then return 0; fi
+        plugml_fail_ FORMAT "table $1 has its rows for this request already: name all of them in one file"
+        return 2
     done
     plugml_sections_=$((plugml_sections_ + 1)) plugml_at_=$((plugml_at_ + 1))
     plugml_value_=${plugml_sparse_#*" $1:"}

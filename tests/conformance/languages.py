@@ -1,12 +1,13 @@
 """The clients that tests drive: how each is compiled and started.  A missing toolchain is a reason to skip.
 
-A `Language` starts `drivers/drive.*`, the digits trainer or the counter in its language, with the client that a user
-would copy.
+A `Language` starts `drivers/drive.*`, `drivers/rows.*`, the digits trainer or the counter in its language, with the client
+that a user would copy.
 """
 
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +20,7 @@ EXAMPLES = TOP / "examples"
 ENVIRONMENT = {
     "PLUGML_R": str(TOP / "clients" / "r" / "plugml.R"),
     "PLUGML_SH": str(TOP / "clients" / "sh" / "plugml.sh"),
+    "PYTHONPATH": str(TOP),
 }
 WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror")
 #: Bit-identity needs each product rounded before it is added, as numpy does it.
@@ -26,12 +28,13 @@ STRICT = ("-O2", "-ffp-contract=off")
 
 
 class Language(NamedTuple):
-    """`drive`, `count` and `train` are the first words of a command; `f32` tells whether it knows float32 tables."""
+    """`drive`, `count`, `train` and `rows` are the first words of a command; empty where the language has none."""
 
     name: str
-    drive: tuple[str, ...]
-    count: tuple[str, ...]
-    train: tuple[str, ...]
+    drive: tuple[str, ...] = ()
+    count: tuple[str, ...] = ()
+    train: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
 
 
 def compile_c(out: Path, source: Path, *flags: str, compiler: str = "gcc", standard: str = "c99") -> Path:
@@ -65,7 +68,26 @@ class Toolchains:
     def _c(self) -> Language:
         sources = EXAMPLES / "digits" / "trainer.c", EXAMPLES / "hello" / "count.c"
         drive = self._built("drive", HERE / "drivers" / "drive.c", "-g", "-fsanitize=address,undefined")
-        return Language("c", (drive,), (self._built("count", sources[1]),), (self._built("trainer", sources[0]),))
+        rows = self._built("rows", HERE / "drivers" / "rows.c", "-g", "-fsanitize=address,undefined")
+        return Language("c", (drive,), (self._built("count", sources[1]),), (self._built("trainer", sources[0]),), (rows,))
+
+    def _c_unpaused(self) -> Language:
+        rows = self._built("rows-unpaused", HERE / "drivers" / "rows.c", "-Dnanosleep=plugml_test_pause")
+        return Language("c-unpaused", rows=(rows,))
+
+    def _cpp(self) -> Language:
+        self.require("g++")
+        path = self.directory / "rows-cpp"
+        if not path.exists():
+            compile_c(path, HERE / "drivers" / "rows.c", *STRICT, compiler="g++", standard="c++11")
+        return Language("cpp", rows=(str(path),))
+
+    @staticmethod
+    def _python() -> Language:
+        return Language("python", rows=(sys.executable, str(HERE / "drivers" / "rows.py")))
+
+    def _python_plain(self) -> Language:
+        return Language("python-plain", rows=(*self._python().rows, "-u"))
 
     def _c_mapped(self) -> Language:
         c = self.language("c")
@@ -95,10 +117,14 @@ class Toolchains:
     def _bash(self) -> Language:
         return self._sh("bash")
 
+    def _mksh(self) -> Language:
+        return self._sh("mksh")
+
     @staticmethod
-    def _scripts(suffix: str) -> tuple[Path, Path, Path]:
+    def _scripts(suffix: str) -> tuple[Path, ...]:
         return (
             HERE / "drivers" / f"drive.{suffix}",
             EXAMPLES / "hello" / f"count.{suffix}",
             EXAMPLES / "digits" / f"trainer.{suffix}",
+            HERE / "drivers" / f"rows.{suffix}",
         )
