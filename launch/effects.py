@@ -162,6 +162,12 @@ class AgentDown(NamedTuple):
     text: str
 
 
+class ClusterDown(NamedTuple):
+    """The standing cluster that the run had joined is no more: its agent, which is away, will not come back."""
+
+    text: str
+
+
 class Answer(NamedTuple):
     """The agent's answer to `Ask` number; `code` is empty when it went well, else a word of core.errors.Code."""
 

@@ -19,6 +19,7 @@ from . import effects as e
 from . import words
 from .crew import Crew, Verdict
 from .plan import NAMES_MAX, RunPlan
+from .questions import Questions
 from .referee import Referee
 from .saving import Saver
 from .summary import summary
@@ -47,6 +48,8 @@ class RunMachine:
         self.phase = CONNECTING
         self.verdict: Verdict | None = None
         self.cluster = ""
+        self.questions = Questions(lambda: self.plan.spec.name)
+        self._ask = self.questions.ask
         self.crew = crew = Crew(plan, host, logs, self._ask, now_us)
         self.watch = Watch(crew, limits, now_us)
         self.referee = referee = Referee(crew, self.watch, self._ask)
@@ -54,11 +57,8 @@ class RunMachine:
         self._start_us = now_us
         self._first_name = plan.spec.name
         self._suffix = 1
-        self._asked: dict[int, tuple[str, int]] = {}  # number -> op, worker or -1
-        self._number = 0
         self._up = False
         self._registered = False
-        self._run = 0  # number of our job: another run may have its name before we have gone
         # When an agent that is away is given up.  One of our own has to be started first, on a host that may be busy.
         self._gone_us: int | None = now_us + limits.gone_us * (1 if plan.cluster else STARTING_FACTOR)
         self._poll_us: int | None = None
@@ -67,7 +67,7 @@ class RunMachine:
         self._patience_us: int | None = None  # an end does not wait for ever for somebody's word
         self._signals = 0
         self._handlers: dict[type[Any], Callable[[Any, int], list[Any]]] = {
-            e.AgentUp: self._on_agent_up, e.AgentDown: self._on_agent_down, e.Answer: self._on_answer,
+            e.AgentUp: self._on_agent_up, e.AgentDown: self._on_agent_down, e.ClusterDown: self._on_cluster_down, e.Answer: self._on_answer,
             e.AgentNews: self._on_news, e.ClusterNews: self._on_cluster_news, e.Signalled: self._on_signalled,
             e.ResultReady: self._on_saving, e.ResultSaved: self._on_saving, e.ResultFailed: self._on_saving,
             e.ModelReady: referee.on_ready, e.ModelFailed: referee.on_failed, e.Evaluated: referee.on_evaluated, e.BestKept: referee.on_kept,
@@ -109,7 +109,7 @@ class RunMachine:
         if self.phase == TRAINING:
             out += self.referee.on_time(now_us)
         if self.phase != DONE and self.watch.due(now_us):
-            ops = {op for op, _ in self._asked.values() if op != "standing" or self._unheard > UNHEARD}
+            ops = {op for op in self.questions.keys() if op != "standing" or self._unheard > UNHEARD}
             ops |= {"judging"} if self.phase == JUDGING else set()
             out += self.watch.explain(self._up, ops, self.phase == TRAINING, now_us)
         return self._settle(out, now_us)
@@ -129,7 +129,7 @@ class RunMachine:
         assert self.phase not in (JUDGING, SAVING, CLOSING) or not self.crew.which(RUNNING), "a result is saved after the last program"
 
     def digest(self) -> int:
-        return crc32(repr((self.phase, self.verdict, self.crew.workers, self._up, sorted(self._asked.items()))).encode())
+        return crc32(repr((self.phase, self.verdict, self.crew.workers, self._up, self.questions.story())).encode())
 
     def _settle(self, effects: list[Any], now_us: int) -> list[Any]:
         """Carry out the verdicts among the effects, then go on to the next phase if this one has nothing to wait for."""
@@ -157,22 +157,26 @@ class RunMachine:
         self._up, self._gone_us = False, now_us + self.limits.gone_us
         return [e.Tell("warn", f"the agent is away ({event.text}); the channels wait for it")]
 
-    def _give_up_agent(self, now_us: int) -> list[Any]:
+    def _on_cluster_down(self, event: e.ClusterDown, now_us: int) -> list[Any]:
+        """The agent that is away will not come back."""
+        return [] if self._gone_us is None else self._give_up_agent(now_us, event.text)
+
+    def _give_up_agent(self, now_us: int, why: str = "") -> list[Any]:
         """Whether the last requests were carried out is unknown, and nobody will answer them any more."""
         self._gone_us = None
-        self._asked.clear()
+        self.questions.forget()
         gone = self.crew.desert()
         away = words.span(self.limits.gone_us)
         if self.phase == CONNECTING:
             return [Verdict(FAILED, "no agent answers; see `plugml status`", EX_NO_CLUSTER)]
-        text = f"the agent has not come back for {away}: code=GONE to the programs; run again from the last checkpoint"
+        text = f"{why or f'the agent has not come back for {away}'}: code=GONE to the programs; run again"
         out = [*gone, Verdict(FAILED, text, EX_TEMPFAIL)]
         if self.phase == SAVING:
             return out + self.saver.nobody_has_it("the agent is gone") + self._saved(now_us)
         return out + (self._finish(now_us) if self.phase == CLOSING else [])
 
     def _on_answer(self, event: e.Answer, now_us: int) -> list[Any]:
-        asked = self._asked.pop(event.number, None)
+        asked = self.questions.answered(event.number)
         if asked is None:
             return []
         op, number = asked
@@ -189,7 +193,7 @@ class RunMachine:
             text = f"job {self.plan.spec.name!r} cannot be registered: {event.text}"
             return [Verdict(FAILED, text, EX_USAGE if taken else EX_WORLD)]
 
-        self._registered, self._run = True, event.fields["job"]
+        self._registered, self.questions.run = True, event.fields["job"]
         if self.verdict:
             return self._close(now_us)
         self.phase = TRAINING
@@ -201,7 +205,7 @@ class RunMachine:
 
     def _on_news(self, event: e.AgentNews, now_us: int) -> list[Any]:
         news = event.document
-        if news.get("job") != self.plan.spec.name or news.get("run", self._run) != self._run or not self._registered:
+        if news.get("job") != self.plan.spec.name or news.get("run", self.questions.run) != self.questions.run or not self._registered:
             return []
         if news.get("event") != "job":
             return self.watch.heard(news, now_us)
@@ -273,7 +277,7 @@ class RunMachine:
     def _advance(self, now_us: int) -> list[Any]:
         if self.phase in (CONNECTING, REGISTERING) and self.verdict:
             # A job that is being registered is waited for, so that it can be ended too.
-            if self._up and any(op == "register" for op, _ in self._asked.values()):
+            if self._up and "register" in self.questions.keys():
                 return self._wait_a_while(now_us)
             return self._finish(now_us)
         if self.phase == JUDGING and self.referee.over:
@@ -318,10 +322,10 @@ class RunMachine:
     def _lose_patience(self, now_us: int) -> list[Any]:
         """Whoever should give the last word does not: end without it."""
         self._patience_us = None
-        ops = {op for op, _ in self._asked.values()}
+        ops = self.questions.keys()
         text = "; ".join(sorted(words.WAITS[op] for op in ops if op in words.WAITS))
         out: list[Any] = [e.Tell("warn", f"{text or 'waiting'} for {words.span(self.limits.explain_us)} in vain: ending without")]
-        self._asked.clear()
+        self.questions.forget()
         if self.phase != ENDING:
             return out + self._finish(now_us)
         for worker in self.crew.workers:
@@ -393,7 +397,7 @@ class RunMachine:
     def _poll(self, now_us: int) -> list[Any]:
         self._poll_us = now_us + self._pause_us
         looks: list[Any] = [e.Look(worker.number, worker.gen) for worker in self.crew.which(RUNNING)]
-        asked = any(op == "standing" for op, _ in self._asked.values())
+        asked = "standing" in self.questions.keys()
         self._unheard = self._unheard + 1 if asked else 0
         return looks if asked or not self._up else [*looks, self._ask("standing")]
 
@@ -407,14 +411,3 @@ class RunMachine:
     def _pause_us(self) -> int:
         """From one look at the job to the next."""
         return self.limits.poll_us if self.referee.busy else self.limits.watch_us
-
-    def _ask(self, op: str, worker: int = -1, key: str = "", **fields: Any) -> e.Ask:
-        """`key`: whose answer it is, where one op is asked for by several."""
-        self._number += 1
-        self._asked[self._number] = (key or op, worker)
-        named: dict[str, Any] = {} if op == "register" else {"job": self.plan.spec.name}
-        if op not in ("register", "opened"):  # a channel tells its run itself
-            named["run"] = self._run
-        if worker >= 0:
-            named["worker"] = worker
-        return e.Ask(self._number, op, {**named, **fields})

@@ -28,7 +28,7 @@ from ..shm_protocol.info import parse_info
 from . import data, host, private, words
 from . import effects as e
 from .agentlink import SOCKET, AgentLink
-from .discovery import state_home
+from .discovery import ClusterFile, keeper_of, state_home
 from .environment import thread_note, worker_environment
 from .evaluation import LOG, Evaluations
 from .guard import Guard
@@ -86,10 +86,11 @@ class Run:
         rescue = f"{state_home(environ)[0]}-rescued/{plan.spec.name}-{secrets.token_hex(3)}"
         self.machine = RunMachine(plan, host.host_name(), str(place.logs), rescue, Limits(), now_us())
         self.driver = Driver(self.loop, self.machine, self._performers(), now_us)
-        self.link = AgentLink(self.loop, root / SOCKET, self._feed)
+        self.link = AgentLink(self.loop, root / SOCKET, self._on_link)
         live = self.screen.is_terminal(2) and not options.quiet
         self.progress = Progress(self.screen, live, options.quiet, self.colour, now_us())
         self.channels: dict[tuple[int, int], Channel] = {}
+        self.standing: ClusterFile | None = None  # the cluster that we have joined, where `plugml up` keeps it
         self.finish: e.Finish | None = None
         self._late = 0  # a signal that came when all was done but the cluster's end
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="files")
@@ -114,6 +115,12 @@ class Run:
             self.loop.run_forever()
         finally:
             self._tidy()
+
+    def _on_link(self, event: Any) -> None:
+        """What the agent's line says.  With the line the whole cluster may have gone: then nobody is waited for."""
+        self._feed(event)
+        if isinstance(event, e.AgentDown) and self.standing is not None and not keeper_of(self.standing):
+            self._feed(e.ClusterDown(f"cluster {self.standing.name} was taken down"))
 
     def on_signal(self, signum: int) -> None:
         if self.finish is not None:

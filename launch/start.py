@@ -117,7 +117,8 @@ def _with_input(plan: RunPlan, place: Place, early: Early) -> tuple[RunPlan, lis
     if records and min(records) == 0:
         told.append(f"{plan.data.source} has {words.count(sum(records), 'record')} for {len(records)} slices: some are empty")
     elif records:
-        told.append(f"data: {plan.data.source} has {words.count(sum(records), 'record')}, {min(records):,} to {max(records):,} in each of {len(records)} slices")
+        each = f"{min(records):,}" + (f" or {max(records):,}" if max(records) > min(records) else "")
+        told.append(f"data: {plan.data.source} has {words.count(sum(records), 'record')}, {each} in each of {len(records)} slices")
     return (plan.with_settings(pieces_file=listed) if listed else plan), told
 
 
@@ -136,6 +137,7 @@ def _on_ground(run: Run, file: ClusterFile, notes: list[str], early: Early) -> i
     run.opening(notes)
     run.loop.call_soon(early.hand_over, run.on_signal)
     if run.plan.cluster:
+        run.standing = file if file.keeper == "up" else None
         run.train()
         return run.closing()
     from .cluster import LocalCluster  # it brings sockets that a joined cluster does not need

@@ -393,6 +393,18 @@ def test_an_agent_gone_for_good_is_told_to_the_programs() -> None:
     assert "code=GONE" in t.text
 
 
+def test_a_cluster_that_was_taken_down_is_not_waited_for() -> None:
+    t = Theatre(workers=2).start()
+    t.train(4)
+    t.tell(e.ClusterDown("cluster lab was taken down"))
+    assert t.finish is None, "its agent is still there"
+    t.answering = False
+    t.tell(e.AgentDown("closed"))
+    t.tell(e.ClusterDown("cluster lab was taken down"))
+    assert "cluster lab was taken down: code=GONE to the programs" in ends(t, 75, "failed")["reason"]
+    assert "DeclareGone(1)" in t.log
+
+
 def test_an_agent_that_never_comes() -> None:
     t = Theatre()
     t.tell(e.AgentDown("no such file"))
