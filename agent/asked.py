@@ -19,7 +19,8 @@ FIELDS: dict[str, dict[str, str]] = {
     "opened": {"job": "text", "worker": "number", "gen": "number", "dir": "text"},
     "exited": {"job": "text", "run": "?number", "worker": "number", "gen": "number", "how": "text", "clock": "?number"},
     "standing": {"job": "text", "run": "?number"},
-    "export": {"job": "text", "run": "?number", "dir": "text"},
+    "export": {"job": "text", "run": "?number", "dir": "text", "at": "?number"},
+    "stop": {"job": "text", "run": "?number", "reason": "text"},
     "end": {"job": "text", "run": "?number", "state": "text", "reason": "text"},
     "stat": {},
 }

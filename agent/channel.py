@@ -11,19 +11,26 @@ files.  The rules, for a line that ends in a newline:
     any other seq                        err SEQ, addressed to that seq; done_seq stays
 
 A refusal addressed to done_seq + 1 counts as done, whatever was wrong: the program that reads `err 7` goes on with 8.
-So does a line whose seq cannot be read: who waits for an answer waits for that of done_seq + 1.
+So does a line whose seq cannot be read: who waits for an answer waits for that of done_seq + 1.  Only AGAIN does not: the
+program rings again with the same line.
 
 `clock` counts the clocks that the worker has finished: it is the one to go on with, and every reply says it.  A program
 that repeats a clock under a new seq is told so; the request that an earlier agent left unfinished is not, since the
 page's words of done_seq still say the clock before it.
+
+A request that was *accepted* (async=1, or t= ran out) is answered before it is carried out.  It counts at once: its
+weight among those of its clock, its tick in `clock`.  Until that tick is heard the sums of weights stay those of the
+clock before (`owed`); what fails after all is undone when the program is told so.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+from zlib import crc32
 
 from ..core.errors import Code, RequestError
-from ..shm_protocol.page import BROKEN, CLOSED, READY
+from ..shm_protocol.page import BROKEN, CLOSED, FLAG_OWED, FLAG_STOP, FLAG_TOLD, READY
 from ..shm_protocol.request import Reply as Record
 from ..shm_protocol.request import Request, format_reply, parse_request, seq_of
 from . import effects as e
@@ -35,12 +42,42 @@ ONE_LINE_MAX = 4000
 TAKEN = "what was asked is done, only its values could not be handed over: pull"
 
 
+#: Verbs that no worker may ask any more once the job's last clock is over.
+STOPPED = frozenset({"push", "pushpull", "step", "clock"})
+DENSE = ""  # the name under which the dense tables are weighed: they always take part together
+
+
+def tables_of(request: Request) -> Iterator[str]:
+    """Names of the sparse tables that take part, and DENSE if the dense ones do."""
+    if request.n is not None or not request.sections:
+        yield DENSE
+    for section in request.sections:
+        yield section.table
+
+
+def combined(one: int, other: int) -> int:
+    """Samples of two pushes of a clock as one; 0 stays out of it: those bytes were all zero."""
+    if not one or not other:
+        return one or other
+    return crc32(other.to_bytes(4, "little"), one) or 1
+
+
+class Answer(NamedTuple):
+    """What an ok says beside seq and clock."""
+
+    version: int
+    lag: int | None = None
+    stop: bool = False
+    n: int | None = None  # of `next`: bytes of `data`
+
+
 class Channel:
     """The program's side of one stream (worker, gen)."""
 
     __slots__ = (
-        "name", "job", "number", "worker", "gen", "done_seq", "cur_seq", "clock", "version", "status", "weight",
+        "name", "job", "number", "worker", "gen", "done_seq", "cur_seq", "clock", "version", "status", "sums", "owed", "crc",
         "pushes", "elements", "state", "line", "request", "looked", "taken_up", "rung", "said_bye", "kept", "seen_us", "last_error", "refused", "reading",
+        "stopped", "piece", "abandoned",
     )  # fmt: skip
 
     def __init__(self, opened: e.ChannelOpened, now_us: int) -> None:
@@ -54,7 +91,10 @@ class Channel:
         self.clock = opened.clock  # clocks finished = the next one
         self.version = opened.version
         self.status = opened.status
-        self.weight = opened.weight  # sum over the pushes of the current clock
+        # Sums of the weights of this clock's pushes, by table: a push counts for the tables that take part in it.
+        self.sums = {DENSE: opened.weight} if opened.weight else {}
+        self.owed = bool(opened.flags & FLAG_OWED)  # `sums` are those of clock - 1, whose tick is under way
+        self.crc = 0  # sample of this clock's pushes
         self.pushes = opened.pushes
         self.elements = opened.elements
         self.state = READY
@@ -64,11 +104,19 @@ class Channel:
         self.taken_up = False  # `request` was begun by an earlier agent
         self.rung = False  # the bell rang while we worked
         self.said_bye = False
+        self.abandoned = False  # its program has ended while requests of it are still on their way
         self.kept = True  # its launcher lives, as far as we know
         self.seen_us = now_us  # when the program was last heard
         self.last_error = ""
         self.refused = 0  # requests
         self.reading: bytes | None = None  # the line of `request`
+        self.stopped = opened.stop  # the program was told that its job ends at this clock
+        self.piece: tuple[int, int] | None = None  # (piece, turn) that was handed out, but could not be written
+
+    def adopted(self, ticking: bool) -> None:
+        """Is the end of the clock before still under way?  If not, its weights have done their work."""
+        if self.owed and not ticking:
+            self._end_clock()
 
     # -- the bell
 
@@ -108,7 +156,7 @@ class Channel:
         self.reading = line
         self.taken_up = adopting and request.seq == self.cur_seq
         if request.verb == "ping":
-            return self.finish(self.version)
+            return self.finish(Answer(self.version, stop=self.stopped))
         self.cur_seq = request.seq
         return [e.SetCurrent(self.name, request.seq)]
 
@@ -124,14 +172,6 @@ class Channel:
             raise RequestError(Code.SEQ, f"seq {request.seq} is not the next one: {self.done_seq} is done, so {self.done_seq + 1} is")
         if self.said_bye:
             raise RequestError(Code.GONE, f"{request.verb} after bye: this worker has left the job")
-        if request.verb == "next":
-            raise RequestError(Code.FORMAT, "next: pieces of input are not handed out in this version; read your share by PLUGML_WORKER")
-        if request.sections:
-            raise RequestError(Code.FORMAT, "table=: sparse tables are not available in this version; dense tables need no table=")
-        if request.unwaited:
-            raise RequestError(Code.FORMAT, "async=1 is not available in this version; leave it out")
-        if request.timeout_ms is not None:
-            raise RequestError(Code.FORMAT, "t= is not available in this version; leave it out and the answer is waited for")
         if request.verb in CLOCKED and request.clock != self.clock:
             raise RequestError(Code.SEQ, f"clock {request.clock} is not this worker's next one: {self.clock} is")
         if request.n is not None and request.n != self.elements and (request.pushes or request.pulls):
@@ -139,34 +179,84 @@ class Channel:
 
     # -- answers
 
-    def finish(self, version: int, *, pushed: bool = False, ticked: bool = False) -> list[Any]:
+    def finish(self, answer: Answer, *, pushed: bool = False, ticked: bool = False, crc: int = 0) -> list[Any]:
         """The request succeeded: what is to be written, in order, and then the reply."""
         request = self.request
         assert request is not None
-        self._applied(request, pushed, ticked)
-        self.version = version
-        self._done(request.seq, Code.OK)
-        self.line = self.reading
-        return [*self._words(), self._ok(request), *self._look_again()]
+        self._applied(request, pushed, ticked, crc)
+        return self._succeed(request, answer)
 
-    def fail(self, code: Code, text: str, *, pushed: bool = False, ticked: bool = False) -> list[Any]:
-        """The request failed, definitely or not as the code says; it counts as done, and so does what of it was taken."""
+    def fail(self, code: Code, text: str, *, pushed: bool = False, ticked: bool = False, crc: int = 0, told: bool = False) -> list[Any]:
+        """The request failed, definitely or not as the code says; it counts as done, and so does what of it was taken.
+
+        `told`: the text is about a push that was accepted before.
+        """
         request = self.request
         assert request is not None
-        self._applied(request, pushed, ticked)
-        return self._refuse(request.seq, self.reading, code, text) + self._look_again()
+        self._applied(request, pushed, ticked, crc)
+        return self._refuse(request.seq, self.reading, code, text, told=told) + self._look_again()
+
+    def accept(self, answer: Answer | None, text: str, *, ticking: bool) -> list[Any]:
+        """The request will be carried out behind the program's back: ok, or (no answer) TIMEOUT."""
+        request = self.request
+        assert request is not None
+        assert not self.owed, "the clock before is not over"
+        if request.pushes:
+            self._weigh(request, request.weight)
+            self.pushes += 1
+        if ticking:
+            self.clock += 1
+            self.owed = True
+        if answer is not None:
+            return self._succeed(request, answer)
+        return self._refuse(request.seq, self.reading, Code.TIMEOUT, text) + self._look_again()
+
+    def carried(self, crc: int, *, ticking: bool) -> None:
+        """An accepted request is where it belongs."""
+        self.crc = combined(self.crc, crc)
+        if ticking and self.owed:
+            self._end_clock()
+
+    def undo(self, request: Request, *, ticking: bool, pushed: bool) -> None:
+        """An accepted request has failed: it does not count."""
+        if ticking and self.owed:
+            self.clock -= 1
+            self.owed = False
+        if request.pushes and not pushed:
+            self._weigh(request, -request.weight)
+            self.pushes -= 1
+
+    def again(self, text: str) -> list[Any]:
+        """No room just now: nothing was done, and the same line may be rung for again."""
+        request = self.request
+        assert request is not None
+        self.request = None
+        self.last_error = f"AGAIN at clock {self.clock}: {text}"
+        error = e.WriteError(self.name, f"AGAIN seq={request.seq}: {text}"[:ONE_LINE_MAX])
+        reply = e.Reply(self.name, format_reply(Record(False, request.seq, self.clock, code=Code.AGAIN)))
+        return [error, e.SetState(self.name, READY), reply, *self._look_again()]
 
     def on_param_failed(self, failed: e.ParamFailed) -> list[Any]:
         """`param` could not be written after all.  The performer holds back what stands for success until WriteError."""
         return self._refuse(self.done_seq, self.line, failed.code, f"{failed.text}; {TAKEN}", again=True)
 
-    def _applied(self, request: Request, pushed: bool, ticked: bool) -> None:
+    def _applied(self, request: Request, pushed: bool, ticked: bool, crc: int) -> None:
         if pushed:
-            self.weight += request.weight
+            self._weigh(request, request.weight)
             self.pushes += 1
+            self.crc = combined(self.crc, crc)
         if ticked:
             self.clock += 1
-            self.weight = 0.0
+            self._end_clock()
+
+    def _weigh(self, request: Request, weight: float) -> None:
+        for name in tables_of(request):
+            self.sums[name] = max(0.0, self.sums.get(name, 0.0) + weight)
+
+    def _end_clock(self) -> None:
+        self.sums = {}
+        self.crc = 0
+        self.owed = False
 
     def on_reply_failed(self, failed: e.ReplyFailed) -> list[Any]:
         return self.break_off(f"the program does not read its replies: {failed.text}")
@@ -186,13 +276,13 @@ class Channel:
 
     def bury(self, request: Request, *, pushed: bool, ticked: bool) -> None:
         """A request was carried out whose program has ended: it counts among the last words."""
-        self._applied(request, pushed, ticked)
+        self._applied(request, pushed, ticked, 0)
 
     def close(self, sweep: bool) -> list[Any]:
         self.state = CLOSED
         return [e.CloseChannel(self.name, CLOSED, sweep)]
 
-    def _refuse(self, seq: int, line: bytes | None, code: Code, text: str, again: bool = False) -> list[Any]:
+    def _refuse(self, seq: int, line: bytes | None, code: Code, text: str, again: bool = False, told: bool = False) -> list[Any]:
         self.line = line
         if code is not Code.STOP:
             self.last_error = f"{code.name} at clock {self.clock}: {text}"
@@ -201,26 +291,38 @@ class Channel:
         if seq != self.done_seq + 1 and not again:
             return [error, reply]
         self._done(seq, code)
-        return [error, *self._words(), reply]
+        return [error, *self._words(FLAG_TOLD if told else 0), reply]
+
+    def _succeed(self, request: Request, answer: Answer) -> list[Any]:
+        self.version = answer.version
+        self.stopped = answer.stop
+        self._done(request.seq, Code.OK)
+        self.line = self.reading
+        return [*self._words(FLAG_STOP if answer.stop else 0), self._ok(request, answer), *self._look_again()]
 
     def _done(self, seq: int, status: Code) -> None:
         self.done_seq = seq
         self.status = status
         self.request = None
 
-    def _words(self) -> list[Any]:
+    def _words(self, flags: int) -> list[Any]:
         """Everything that stands for done_seq, and then done_seq itself: a crash between the two repeats the request."""
-        result = e.WriteResult(self.name, self.done_seq, self.clock, self.version, self.status, self.weight, self.pushes)
+        flags |= FLAG_OWED if self.owed else 0
+        weight = self.sums.get(DENSE, 0.0)
+        result = e.WriteResult(self.name, self.done_seq, self.clock, self.version, self.status, weight, self.pushes, flags)
         return [result, e.SetDone(self.name, self.done_seq)]
 
-    def _ok(self, request: Request) -> e.Reply:
-        elements = self.elements if request.pulls else None
-        return e.Reply(self.name, format_reply(Record(True, request.seq, self.clock, self.version, elements)))
+    def _ok(self, request: Request, answer: Answer) -> e.Reply:
+        elements = self.elements if request.pulls and DENSE in tables_of(request) else None
+        rows = sum(section.want for section in request.sections) if request.pulls else 0
+        n = answer.n if answer.n is not None else elements
+        record = Record(True, request.seq, self.clock, answer.version, n, lag=answer.lag, stop=answer.stop, rows=rows or None)
+        return e.Reply(self.name, format_reply(record))
 
     def _reply_again(self, line: bytes) -> e.Reply:
         """The reply to done_seq from what the page says, and the line that is still there."""
         if self.status == Code.OK:
-            return self._ok(parse_request(line))
+            return self._ok(parse_request(line), Answer(self.version, stop=self.stopped))
         return e.Reply(self.name, format_reply(Record(False, self.done_seq, self.clock, code=Code(self.status))))
 
     def _hello(self) -> e.Reply:

@@ -24,6 +24,7 @@ from .channel import Channel
 from .exports import Exports
 from .house import House
 from .router import Job
+from .stops import Stops
 
 if TYPE_CHECKING:
     from .servers import Servers
@@ -62,10 +63,12 @@ class Desk:
         self.for_orphan: dict[str, list[Ticket]] = {}  # exited: the channel's last push is on its way
         house.farewell = self.farewell
         self.exports = Exports(house)
+        self.stops = Stops(house)
         self.ended: dict[tuple[int, int], Ended] = {}  # (job, worker)
         self._ops: dict[str, Callable[[Ticket, dict[str, Any], int], list[Any]]] = {
             "hello": self._hello, "register": self._register, "attach": self._attach, "opened": self._opened,
             "exited": self._exited, "standing": self._standing, "export": self._export, "end": self._end, "stat": self._stat,
+            "stop": self._stop,
         }  # fmt: skip
 
     # -- a request comes in
@@ -93,6 +96,7 @@ class Desk:
         self.for_leave = _without(self.for_leave, gone)
         self.for_channel = _without(self.for_channel, gone)
         self.for_orphan = _without(self.for_orphan, gone)
+        self.stops.on_hung(gone)
         return self.exports.on_hung(gone)
 
     def _hello(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
@@ -102,7 +106,14 @@ class Desk:
         return yes(ticket, {"cluster": identity.cluster, "node": identity.node, "boot_id": identity.boot_id})
 
     def _stat(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
-        return yes(ticket, {"counters": self.house.counters(), "registered": self.house.link.registered})
+        stale = {str(job.number): job.staleness.worst() for job in self.house.jobs.values() if job.staleness.rows}
+        return yes(ticket, {"counters": self.house.counters(), "registered": self.house.link.registered, "staleness": stale})
+
+    def on_time(self, now_us: int) -> list[Any]:
+        return self.exports.on_time(now_us) + self.stops.on_time(now_us)
+
+    def deadline_us(self, latest_us: int) -> int:
+        return self.stops.deadline_us(self.exports.deadline_us(latest_us))
 
     # -- jobs
 
@@ -135,6 +146,14 @@ class Desk:
         job = self._known(fields)
         state, reason = fields["state"], fields["reason"][:TEXT_MAX]
         return self._ask_master(ticket, lambda number: m.JobEnd(number, job.number, state, reason), now_us)
+
+    def _stop(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
+        """A stop rule has fired: let all workers end at one clock."""
+        job = self._known(fields)
+        ended = job.ended()
+        if ended is not None:
+            return no(ticket, *ended)
+        return self.stops.begin(ticket, job, fields["reason"][:TEXT_MAX], now_us)
 
     def _standing(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
         """What we know; asking the clock anew is for the next time."""
@@ -195,6 +214,8 @@ class Desk:
         for key in [key for key in self.for_join if key[0] == job.number]:
             for ticket in self.for_join.pop(key):
                 effects += no(ticket, code, text)
+        for ticket in self.stops.take(job):
+            effects += no(ticket, code, text)
         for key in [key for key in self.for_leave if key[0] == job.number]:
             effects += self._left(key)
         return effects
@@ -223,7 +244,7 @@ class Desk:
                 effects += self._attached(ticket, standing.finished)
         if standing.end >= 0 and key in self.for_leave:
             effects += self._left(key)
-        return effects + self.exports.on_standing(job, now_us)
+        return effects + self.stops.on_standing(job, standing) + self.exports.on_standing(job, now_us)
 
     def on_refused_join(self, job: Job, worker: int, code: int, text: str) -> list[Any]:
         effects: list[Any] = []
@@ -336,8 +357,12 @@ class Desk:
             return no(ticket, *ended)
         if job.map is None:
             return no(ticket, Code.AGAIN, f"the map of job {job.name!r} has not come yet: ask again in a moment")
-        self.exports.begin(ticket, job, fields["dir"], now_us)
-        return []
+        at = fields.get("at", 0)
+        if at and (not job.spec.snapshot_every or at % job.spec.snapshot_every):
+            every = job.spec.snapshot_every
+            kept = f"multiples of {every} are kept" if every else "the job keeps no snapshots (snapshot_every)"
+            raise UsageError(f"export: there is no snapshot of clock {at}: {kept}")
+        return self.exports.begin(ticket, job, fields["dir"], at, now_us)
 
     # -- the master's answers
 
@@ -369,7 +394,7 @@ class Desk:
 
     def _count(self) -> int:
         waiting = sum(len(tickets) for table in (self.for_join, self.for_leave, self.for_channel, self.for_orphan) for tickets in table.values())
-        return waiting + len(self.by_question) + len(self.for_map) + len(self.exports.running)
+        return waiting + len(self.by_question) + len(self.for_map) + len(self.exports.running) + len(self.stops.running)
 
 
 def _without(table: dict[K, list[Ticket]], connection: int) -> dict[K, list[Ticket]]:

@@ -85,8 +85,13 @@ class Disk:
             return
         try:
             channel = adopt(self._root_fd, name, self._agent_id)
+        except RequestError as error:
+            self._feed(e.ChannelFailed(name, error.code, error.text))
+            return
+        try:
             kept = channel.kept_pushes()
         except RequestError as error:
+            channel.abandon()
             self._feed(e.ChannelFailed(name, error.code, error.text))
             return
         self.channels[name] = channel
@@ -98,6 +103,7 @@ class Disk:
             e.ChannelOpened(
                 name, info.job, info.number, info.worker, info.gen, result.seq, channel.cur_seq, clock, result.version,
                 result.status, result.weight, result.pushes, info.elements, kept, info.bell, bool(result.flags & FLAG_STOP),
+                result.flags,
             )
         )  # fmt: skip
 

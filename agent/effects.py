@@ -34,17 +34,6 @@ class ReadCmd(NamedTuple):
     channel: str
 
 
-class ReadPush(NamedTuple):
-    """Read `grad` (or parse `grad.txt`) into one aligned buffer laid out like the file.  Answered by PushRead.
-
-    `exact`: the file's size must be the dense bytes (the request named no `n=`).
-    """
-
-    channel: str
-    text: bool
-    exact: bool
-
-
 class ReadData(NamedTuple):
     """Read what a push brings and which rows are wanted, and check all of it.  Answered by DataRead.
 
@@ -215,6 +204,14 @@ class WriteExport(NamedTuple):
     buffer: Buffer
 
 
+class CutExport(NamedTuple):
+    """The final size of a file that was made with nbytes 0 and grew as it was written.  Answered by ExportFailed, on error only."""
+
+    export: int
+    file: str
+    nbytes: int
+
+
 class EndExport(NamedTuple):
     """Give every file of the export its final name, or (`keep` False) remove what was written.
 
@@ -278,15 +275,6 @@ class CmdRead(NamedTuple):
 
     channel: str
     line: bytes | None
-    code: Code = Code.OK
-    text: str = ""
-
-
-class PushRead(NamedTuple):
-    """The numbers, or why they cannot be read.  The buffer stays as it is until the next ReadPush of the channel."""
-
-    channel: str
-    buffer: Buffer | None
     code: Code = Code.OK
     text: str = ""
 

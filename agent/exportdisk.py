@@ -30,7 +30,9 @@ class ExportDisk:
         self._thread = ThreadPoolExecutor(1, "export")
 
     def performers(self) -> dict[type[Any], Callable[[Any], object]]:
-        return {e.MakeExport: self._make_export, e.WriteExport: self._write_export, e.EndExport: self._end_export}
+        return {
+            e.MakeExport: self._make_export, e.WriteExport: self._write_export, e.CutExport: self._cut_export, e.EndExport: self._end_export,
+        }  # fmt: skip
 
     def abandon(self) -> None:
         """The agent ends: nothing stays under a final name."""
@@ -47,6 +49,11 @@ class ExportDisk:
         files = self._exports.get(effect.export)
         if files is not None:
             self._export_step(effect.export, lambda: files.write(effect.file, effect.offset, effect.buffer))
+
+    def _cut_export(self, effect: e.CutExport) -> None:
+        files = self._exports.get(effect.export)
+        if files is not None:
+            self._export_step(effect.export, lambda: files.cut(effect.file, effect.nbytes))
 
     def _export_step(self, number: int, step: Callable[[], None]) -> None:
         """The first failure of an export is told; what comes after it does nothing."""
@@ -103,6 +110,9 @@ class ExportFiles:
         done = 0
         while done < len(view):
             done += os.pwrite(fd, view[done:], offset + done)
+
+    def cut(self, name: str, nbytes: int) -> None:
+        os.ftruncate(self._open[name][0], nbytes)
 
     def publish(self) -> int:
         """On disk first, then under the final names; returns the bytes.  Runs in a thread.  Raises OSError."""

@@ -18,14 +18,27 @@ class Exports:
         self.house = house
         self.running: dict[int, tuple[Export, Ticket]] = {}
 
-    def begin(self, ticket: Ticket, job: Job, place: str, now_us: int) -> None:
-        export = Export(job, self.house.new_request(), place, self.house.limits, now_us)
-        self.running[export.number] = (export, ticket)
-        self.house.by_request[export.number] = export
-        self.house.wake(export.due_us)
+    def begin(self, ticket: Ticket, job: Job, place: str, at: int, now_us: int) -> list[Any]:
+        number = self.house.new_request()
 
-    def on_values(self, export: Export, values: m.Values, now_us: int) -> list[Any]:
-        return export.on_values(values, now_us) + self._conclude(export)
+        def draw() -> int:
+            request = self.house.new_request()
+            self.house.by_request[request] = export
+            return request
+
+        export = Export(job, number, place, at, self.house.limits, draw, now_us)
+        self.running[number] = (export, ticket)
+        self.house.by_request[number] = export
+        self.house.wake(export.due_us)
+        return []
+
+    def on_answer(self, export: Export, answer: m.Values | m.Scanned, now_us: int) -> list[Any]:
+        if isinstance(answer, m.Scanned) and export.scans is not None and answer.request in export.scans.open:
+            effects = export.on_answer(answer, now_us)
+            if answer.request not in export.scans.open:
+                self.house.by_request.pop(answer.request, None)
+            return effects + self._conclude(export)
+        return export.on_answer(answer, now_us) + self._conclude(export)
 
     def on_refuse(self, export: Export, refuse: m.Refuse) -> list[Any]:
         return export.fail(refuse.code, refuse.text) + self._conclude(export)
@@ -61,7 +74,7 @@ class Exports:
         if isinstance(event, e.ExportFailed):
             return export.fail(event.code, event.text) + self._conclude(export)
         self._forget(export)
-        return yes(ticket, {"files": export.files, "bytes": event.nbytes, "clock": export.high})
+        return yes(ticket, {"files": export.files, "bytes": event.nbytes, "clock": export.clock})
 
     def on_time(self, now_us: int) -> list[Any]:
         effects: list[Any] = []
@@ -85,4 +98,5 @@ class Exports:
 
     def _forget(self, export: Export) -> None:
         del self.running[export.number]
-        del self.house.by_request[export.number]
+        for request in [request for request, asker in self.house.by_request.items() if asker is export]:
+            del self.house.by_request[request]

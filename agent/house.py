@@ -11,7 +11,9 @@ from typing import Any
 
 from ..core.errors import Code
 from ..core.limits import Limits
+from ..shm_protocol.request import Request
 from . import effects as e
+from .behind import SLOTS, Behind
 from .channel import Channel
 from .export import Export
 from .link import Identity, MasterLink
@@ -37,7 +39,8 @@ class House:
         self.channels: dict[str, Channel] = {}
         self.by_stream: dict[Key, Channel] = {}
         self.streams: dict[str, Stream] = {}  # by channel
-        self.operations: dict[str, Operation] = {}  # by channel
+        self.operations: dict[str, Operation] = {}  # by channel: what its program waits for
+        self.behind: dict[str, Behind] = {}  # by channel: what was accepted and is carried out behind its program's back
         self.by_request: dict[int, Operation | Export] = {}
         self.credits = Credits(limits.window_bytes)
         self.counts: dict[str, int] = dict.fromkeys(COUNTS, 0)
@@ -98,17 +101,41 @@ class House:
 
     # -- requests
 
-    def operation_of(self, job: int, worker: int, gen: int) -> Operation | None:
+    def of_channel(self, name: str) -> list[Operation]:
+        """Requests of a channel, in order of their seq."""
+        behind, operation = self.behind.get(name), self.operations.get(name)
+        found = list(behind.queue) if behind is not None and behind.queue else []
+        return found if operation is None else [*found, operation]
+
+    def of_stream(self, job: int, worker: int, gen: int) -> list[Operation]:
         channel = self.by_stream.get((job, worker, gen))
-        return None if channel is None else self.operations.get(channel.name)
+        return [] if channel is None else self.of_channel(channel.name)
+
+    def all_operations(self) -> list[Operation]:
+        found = [operation for behind in self.behind.values() for operation in behind.queue]
+        return [*found, *self.operations.values()]
 
     def operations_of(self, job: int) -> list[Operation]:
-        return [operation for operation in self.operations.values() if operation.job.number == job]
+        return [operation for operation in self.all_operations() if operation.job.number == job]
 
     def begin(self, channel: Channel, job: Job, now_us: int) -> Operation:
         """A channel has taken up a request."""
-        operation = Operation(channel, job, self.streams[channel.name], self.new_request(), self.limits, self.credits, now_us)
-        self.operations[channel.name] = operation
+        assert channel.request is not None
+        operation = self.operations[channel.name] = self._operation(channel, job, channel.request, now_us)
+        return operation
+
+    def take_over(self, channel: Channel, job: Job, request: Request, slot: int, now_us: int) -> Operation:
+        """A request that an earlier agent accepted: it goes on."""
+        operation = self._operation(channel, job, request, now_us)
+        behind = self.behind[channel.name]
+        behind.take(slot)
+        operation.accepted_before(slot)
+        behind.queue.append(operation)
+        return operation
+
+    def _operation(self, channel: Channel, job: Job, request: Request, now_us: int) -> Operation:
+        stream, behind = self.streams[channel.name], self.behind[channel.name]
+        operation = Operation(channel, job, stream, behind, request, self.new_request(), self.limits, self.credits, now_us)
         self.by_request[operation.number] = operation
         return operation
 
@@ -117,11 +144,17 @@ class House:
 
         Appends to `effects` and returns them.
         """
+        name = operation.channel.name
         if operation.over:
             effects += self._forget(operation, now_us)
+        elif operation.accepted and self.operations.get(name) is operation:
+            del self.operations[name]  # its program goes on
+            self.behind[name].queue.append(operation)
+            self.counts["requests"] += 1
+            effects += operation.pump(now_us)
+            return self.settle(operation, effects, now_us)
         else:
-            patience = operation.patience
-            self.wake(patience.due_us if patience.due_us < patience.explain_us else patience.explain_us)
+            self.wake(operation.owed.due_us)
         if self.credits.blocked:
             blocked = list(self.credits.blocked)
             self.credits.blocked.clear()
@@ -132,15 +165,32 @@ class House:
         return effects
 
     def _forget(self, operation: Operation, now_us: int) -> list[Any]:
-        name = operation.channel.name
-        if self.operations.get(name) is not operation:
+        channel = operation.channel
+        name = channel.name
+        if self.by_request.pop(operation.number, None) is None:
             return []
+        operation.release()
+        if operation.accepted:
+            self.behind[name].queue.remove(operation)
+            return self._go_on(channel, now_us)
         del self.operations[name]
-        del self.by_request[operation.number]
         if operation.orphan:
-            return self.farewell(operation.channel, now_us)
+            return self._farewell(channel, now_us)
         self.counts["requests"] += 1
-        return self.refused(operation.channel) if operation.channel.status != Code.OK else []
+        return self.refused(channel) if channel.status != Code.OK else []
+
+    def _go_on(self, channel: Channel, now_us: int) -> list[Any]:
+        """An accepted request is over: the next one begins, or the one that its program waits for."""
+        if channel.abandoned:
+            self.behind[channel.name].forget_failures()
+        effects: list[Any] = []
+        for operation in self.of_channel(channel.name):
+            effects += operation.pump(now_us)
+            self.settle(operation, effects, now_us)
+        return effects + self._farewell(channel, now_us)
+
+    def _farewell(self, channel: Channel, now_us: int) -> list[Any]:
+        return self.farewell(channel, now_us) if channel.abandoned and not self.of_channel(channel.name) else []
 
     def refused(self, channel: Channel) -> list[Any]:
         """A refusal that the program may keep to itself is told its launcher: the 1st, 2nd, 4th, 8th ..."""
@@ -151,30 +201,42 @@ class House:
         return [] if channel.refused & (channel.refused - 1) else [self.news(channel, "refused", channel.last_error)]
 
     def abandon(self, channel: Channel) -> bool:
-        """Its program has ended.  True while its push is still on its way: `farewell` is called when it has arrived."""
+        """Its program has ended.  True while its pushes are still on their way: `farewell` is called when they have arrived."""
         channel.retire()
-        operation = self.operations.get(channel.name)
-        if operation is None:
-            return False
-        if operation.abandon():
-            return True
-        self.drop_operation(channel.name)
-        return False
+        self.behind[channel.name].forget_failures()
+        for operation in self.of_channel(channel.name):
+            if not operation.abandon():
+                self._drop(operation)
+        channel.abandoned = bool(self.of_channel(channel.name))
+        return channel.abandoned
 
-    def drop_operation(self, name: str) -> None:
-        """Forget a channel's request, wherever it stands."""
-        operation = self.operations.pop(name, None)
-        if operation is not None:
-            operation.drop()
-            del self.by_request[operation.number]
+    def break_off(self, name: str) -> None:
+        """A channel cannot be served any more: what is not under way is forgotten."""
+        for operation in self.of_channel(name):
+            if not operation.accepted or not operation.delivery.begun:
+                self._drop(operation)
+
+    def _drop(self, operation: Operation) -> None:
+        """Forget a request, wherever it stands."""
+        name = operation.channel.name
+        operation.drop()
+        if self.by_request.pop(operation.number, None) is None:
+            return
+        operation.release()
+        if operation.accepted:
+            self.behind[name].queue.remove(operation)
+        else:
+            del self.operations[name]
 
     # -- channels
 
     def close_channel(self, channel: Channel) -> list[Any]:
-        """The channel has ended: its request is dropped and its directory swept."""
-        self.drop_operation(channel.name)
+        """The channel has ended: its requests are dropped and its directory swept."""
+        for operation in self.of_channel(channel.name):
+            self._drop(operation)
         del self.channels[channel.name]
         del self.streams[channel.name]
+        del self.behind[channel.name]
         del self.by_stream[channel.number, channel.worker, channel.gen]
         self.counts["pushes_closed"] += channel.pushes
         return channel.close(sweep=True)
@@ -190,6 +252,7 @@ class House:
             **self.counts,
             "channels": len(self.channels),
             "busy": len(self.operations),
+            "accepted": sum(len(behind.queue) for behind in self.behind.values()),
             "jobs": sum(job.running for job in self.jobs.values()),
             "pushes": self.counts["pushes_closed"] + sum(channel.pushes for channel in self.channels.values()),
             "unanswered_bytes": sum(self.credits.used.values()),
@@ -200,14 +263,22 @@ class House:
     def check(self) -> None:
         """What must hold between any two events."""
         used: dict[str, int] = {}
-        for name, operation in self.operations.items():
+        for operation in self.all_operations():
+            name = operation.channel.name
             assert not operation.over, f"{name}: an answered request is still kept"
-            assert self.channels[name] is operation.channel and operation.channel.request is not None, name
+            assert self.channels[name] is operation.channel, name
             assert self.by_request[operation.number] is operation, name
-            for scatter in (operation.scatter, operation.offer.scatter if operation.offer is not None else None):
+            scatters = (operation.delivery.scatter, operation.offer.scatter if operation.offer is not None else None)
+            for scatter in scatters:
                 for part, server in scatter.unacked.values() if scatter is not None else ():
                     used[server] = used.get(server, 0) + part.nbytes
         assert used == self.credits.used, f"credits {self.credits.used}, but {used} is unanswered"
+        for name, operation in self.operations.items():
+            assert operation.channel.request is not None and not operation.accepted, name
+        for name, behind in self.behind.items():
+            seqs = [operation.request.seq for operation in behind.queue]
+            assert seqs == sorted(seqs) and all(operation.accepted for operation in behind.queue), f"{name}: {seqs}"
+            assert len(behind.free) + len(behind.failures) + sum(op.acceptance.slot >= 0 for op in self.of_channel(name)) == len(SLOTS), name
         for name, channel in self.channels.items():
             assert (channel.request is None) or name in self.operations, f"{name}: nobody works on its request"
             assert channel.cur_seq <= channel.done_seq + 1, f"{name}: cur_seq {channel.cur_seq} done_seq {channel.done_seq}"

@@ -18,6 +18,7 @@ from ..core.errors import PeerError
 from ..core.limits import Limits
 from ..wire import messages as m
 from . import effects as e
+from .acceptance import FAR_US
 from .desk import Desk
 from .house import House
 from .link import Identity
@@ -44,11 +45,12 @@ class AgentMachine:
             m.LastTold: servers.on_last, m.InitAck: servers.on_init_ack, m.ClaimTold: servers.on_claim, m.Nack: servers.on_nack,
             m.Refuse: servers.on_refuse, m.Registered: masters.on_registered, m.BeatAck: masters.on_beat_ack,
             m.MapTold: masters.on_map, m.JobTold: masters.on_answer, m.AttachTold: masters.on_answer, m.Done: masters.on_answer,
-            m.AdminTold: masters.on_answer,
+            m.AdminTold: masters.on_answer, m.NextTold: servers.on_next, m.Twins: servers.on_twins, m.Scanned: servers.on_scanned,
+            m.Partial: servers.on_partial,
         }  # fmt: skip
         self._events: dict[type[Any], Callable[[Any, int], list[Any]]] = {
-            e.Bell: programs.on_bell, e.CmdRead: programs.on_cmd, e.PushRead: programs.on_push_read,
-            e.FilesRead: programs.on_files_read, e.Found: programs.on_found,
+            e.Bell: programs.on_bell, e.CmdRead: programs.on_cmd, e.DataRead: programs.on_data_read,
+            e.PushKept: programs.on_push_kept, e.DataWritten: programs.on_data_written, e.FilesRead: programs.on_files_read, e.Found: programs.on_found,
             e.ChannelOpened: programs.on_opened, e.ChannelFailed: programs.on_failed, e.ParamFailed: programs.on_param_failed,
             e.ReplyFailed: programs.on_reply_failed, e.KeeperGone: programs.on_keeper_gone, e.Asked: desk.on_asked,
             e.Hung: desk.on_hung, e.ExportFailed: desk.exports.on_event, e.ExportEnded: desk.exports.on_event,
@@ -75,13 +77,16 @@ class AgentMachine:
         effects = link.on_time(now_us, self.masters.oldest_token(), house.counters)
         effects += self.servers.on_time(now_us)
         next_us = self.servers.deadline_us(link.deadline_us())
-        for operation in list(house.operations.values()):
-            effects += operation.on_time(now_us)
-            if now_us >= operation.patience.explain_us:
+        house.next_us = FAR_US
+        for operation in house.all_operations():
+            if operation.over:
+                continue  # one before it in this row has ended it
+            effects += operation.owed.on_time(now_us)
+            if now_us >= operation.patience.explain_us and not operation.over:
                 effects += self._explain(operation, now_us)
-            next_us = min(next_us, operation.patience.due_us, operation.patience.explain_us)
-        effects += self.desk.exports.on_time(now_us)
-        house.next_us = self.desk.exports.deadline_us(next_us)
+            house.settle(operation, effects, now_us)
+        effects += self.desk.on_time(now_us)
+        house.next_us = min(house.next_us, self.desk.deadline_us(next_us))
         return effects
 
     def deadline_us(self) -> int | None:

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ..core.effects import Send
+from ..core.errors import Code, RequestError
 from ..wire import messages as m
 from . import effects as e
 from .router import Credits, Job
@@ -74,15 +77,33 @@ class Offer:
         return [e.ReadFiles(self.channel, plan.nbytes, plan.files)]
 
     def on_files(self, buffer: Buffer) -> None:
-        """The files' values; the program's own go beside them."""
+        """The files' values, of the program's kinds of numbers; the program's own go beside them.  Raises `RequestError` RANGE."""
+        plan = self.job.plan
+        assert plan is not None
+        values = np.zeros(plan.stored_nbytes, np.uint8)
+        came = memoryview(buffer).cast("B")
+        grad = None if self.grad is None else memoryview(self.grad).cast("B")
+        for part in plan.parts:
+            for place in part.slices:
+                if grad is not None and place.table in plan.program_tables:
+                    values[place.start : place.end] = np.frombuffer(grad[place.start : place.end], np.uint8)
+                else:
+                    values[place.start : place.end] = self._stored(came[place.offset : place.stop], place.table)
+        self.values = values.data
+
+    def _stored(self, frame: Buffer, table: int) -> Any:
+        """A block of a file as servers keep it."""
         assert self.job.plan is not None
-        into = memoryview(buffer).cast("B")
-        if self.grad is not None:
-            grad = memoryview(self.grad).cast("B")
-            for part in self.job.plan.parts:
-                for start, stop in part.only(self.job.plan.program_tables).slices:
-                    into[start:stop] = grad[start:stop]
-        self.values = into
+        mine, stored = self.job.plan.dtypes[table]
+        if mine == stored:
+            return np.frombuffer(frame, np.uint8)
+        numbers = np.frombuffer(frame, mine)
+        with np.errstate(over="ignore"):
+            kept = numbers.astype(stored)
+        if not np.array_equal(np.isfinite(kept), np.isfinite(numbers)):
+            name = self.job.spec.tables[table].name
+            raise RequestError(Code.RANGE, f"the init file of table {name} holds a number that {stored} cannot hold")
+        return kept.view(np.uint8)
 
     def on_claim(self, told: m.ClaimTold) -> bool:
         if not self.asked or self.claim:

@@ -1,69 +1,92 @@
-"""One request's walk from `grad` to the reply.
+"""One request's walk from `cmd` to the reply.
 
-    read push -> check -> (first values given) -> Push to each range, Pulls beside them -> all acked -> Tick (which rides
-        behind the push where one server has it all) -> gate -> Values -> param -> words of the page -> done -> reply
+    (accepted requests first) -> read and cut -> (first values given) -> Delivery: pushes, tick -> Fetch: gate, values -> reply
 
-Owns what is still owed to this one request and when it is asked for again.  Refuses to know other requests: turns are
-the channel's, places the router's, bytes under way the transfer's.  Nothing is sent before the whole push was found
-good.  `pump` may be called at any time and does whatever has become possible.
+    async=1     read -> KeepPush -> reply; behind the program's back: ReadKept -> Delivery -> DropPush
+    t= is over  (read) -> KeepPush -> TIMEOUT; the delivery goes on in the same way, nothing is fetched
+
+Owns the order of these steps; when what is owed is asked for again is `Owed`'s.  Refuses to know other requests: turns are the
+channel's, places the plan's, bytes under way the transfer's.  Nothing is sent before the whole push was found good.
+`pump` may be called at any time and does whatever has become possible.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from ..core.effects import Send
-from ..core.errors import Code
+from ..core.errors import Code, RequestError
 from ..core.limits import Limits
-from ..shm_protocol.page import PARKED
 from ..shm_protocol.request import Request
 from ..wire import messages as m
 from . import effects as e
-from .channel import TAKEN, Channel
+from .acceptance import Acceptance
+from .behind import Behind
+from .channel import STOPPED, TAKEN, Answer, Channel
+from .delivery import Delivery
+from .fetch import Fetch
 from .offer import Offer
+from .owed import Owed
 from .patience import Patience
+from .pieces import Piece, check_pieces
 from .router import Credits, Job, code_of
-from .transfer import Gather, Scatter, Stream
+from .sparse import check_sections, cut_push
+from .transfer import Stream
+
+#: Replies that say how far the others are behind.
+_LAGGED = frozenset({"step", "pull", "pushpull", "clock"})
+#: Refusals of a pull that leave the push beside it as it is.
+_OF_VALUES = frozenset({int(Code.NOSPC), int(Code.RANGE), int(Code.COLLIDE)})
 
 
 class Operation:
-    """The request that a channel is working on.  `over` once it has been answered."""
+    """A request that a channel is working on.  `over` once it has been answered, or carried out behind the program's back."""
 
     __slots__ = (
-        "channel", "job", "stream", "request", "number", "limits", "credits", "offer", "scatter", "gather", "buffer", "text_values",
-        "read", "started", "taken_up", "unread", "pushing", "ticking", "leaving", "clock_told", "ticked", "left", "orphan", "over",
-        "patience", "parked", "gate_seen",
+        "channel", "job", "stream", "behind", "request", "number", "limits", "credits", "delivery", "pulling", "piece", "offer", "fetch", "data",
+        "read", "reading", "prepared", "started", "taken_up", "unread", "orphan", "over", "patience", "acceptance", "owed",
     )  # fmt: skip
 
-    def __init__(self, channel: Channel, job: Job, stream: Stream, number: int, limits: Limits, credits: Credits, now_us: int) -> None:
-        assert channel.request is not None
+    def __init__(
+        self, channel: Channel, job: Job, stream: Stream, behind: Behind, request: Request, number: int, limits: Limits, credits: Credits,
+        now_us: int,
+    ) -> None:  # fmt: skip
         self.channel = channel
         self.job = job
         self.stream = stream
-        self.request: Request = channel.request
+        self.behind = behind
+        self.request = request
         self.number = number  # names this request's pulls
         self.limits = limits
         self.credits = credits
+        clock = request.clock if request.verb in ("push", "pushpull", "step", "clock") else channel.clock
+        self.delivery = Delivery(channel, job, stream, request, credits, clock)
+        self.pulling = request.pulls
+        self.piece = Piece(channel, job, request.seq) if request.verb == "next" else None
         self.offer: Offer | None = None
-        self.scatter: Scatter | None = None
-        self.gather: Gather | None = None
-        self.buffer: Any = None  # the push as read
-        self.text_values: bytearray | None = None  # fmt=text: values are gathered here first
-        self.read = not self.request.pushes
+        self.fetch: Fetch | None = None
+        self.data: e.DataRead | None = None
+        self.read = not request.pushes and not request.sections
+        self.reading = False
+        self.prepared = False  # cut into parts
         self.started = False  # the job's map was there
         self.taken_up = channel.taken_up  # an earlier agent had begun it, and parts of it may have arrived
         self.unread: tuple[Code, str] | None = None  # why its values cannot be handed over
-        self.pushing = self.request.pushes and self.request.verb != "init"
-        self.ticking = self.request.verb in ("step", "clock")
-        self.leaving = self.request.verb == "bye"
-        self.clock_told = False  # Tick or Leave is out
-        self.ticked = False
-        self.left = False
         self.orphan = False  # its program has ended: only what was begun is brought to an end
         self.over = False
         self.patience = Patience(limits, now_us)
-        self.parked = False
-        self.gate_seen = False
+        self.acceptance = Acceptance(self, behind, now_us)
+        self.owed = Owed(self)
+
+    def accepted_before(self, slot: int) -> None:
+        """By an earlier agent, which has left its copy in this slot."""
+        self.acceptance.given_before(slot)
+        self.taken_up, self.pulling = True, False
+        self.read = not self.request.pushes
+
+    @property
+    def accepted(self) -> bool:
+        """The program has its answer, and goes on."""
+        return self.acceptance.given
 
     # -- walking on
 
@@ -77,25 +100,84 @@ class Operation:
             return self.fail(Code.FENCED, self._fenced(newest))
         ended = self.job.ended()
         if ended is not None:
-            return self._finish() if self.leaving else self.fail(*ended)
-        if not self.read:
-            return [e.ReadPush(self.channel.name, self.request.text, self.request.n is None)]
+            return self._finish() if self.delivery.leaving else self.fail(*ended)
+        try:
+            self._check()
+        except RequestError as error:
+            return self.fail(error.code, error.text)
         return self.pump(now_us)
+
+    def _check(self) -> None:
+        """Raises `RequestError` for what this job does not take, or not any more."""
+        request, job = self.request, self.job
+        stopped = self.channel.stopped or job.ends_before(self.delivery.clock)
+        if stopped and request.verb in STOPPED and not self.accepted:
+            raise RequestError(Code.STOP, f"the job has ended at clock {self.channel.clock}")
+        if request.sections:
+            assert job.plan is not None
+            check_sections(job.plan, request, [table.name for table in job.spec.tables])
+        if self.piece is not None:
+            check_pieces(job.spec)
 
     def pump(self, now_us: int) -> list[Any]:
         """Everything that has become possible.  May end the request."""
-        if self.over or not self.read or not self.started:
+        if self.over:
             return []
-        if self.orphan or self.leaving:
-            return self._pump_orphan() if self.orphan else self._pump_leave()
+        if not self.started:
+            return self.start(now_us)
+        acceptance = self.acceptance
+        if self.behind.busy and acceptance.held_back():
+            return acceptance.tell_failures()
+        if acceptance.keeping and self.request.unwaited:
+            return []
+        if self.orphan:
+            return self._pump_orphan()
+        if self.delivery.leaving:
+            return self._finish() if self.delivery.left else self.delivery.pump_leave()
+        if self.piece is not None:
+            return self.piece.pump()
+        if self.accepted and not self.job.ready:
+            return self._pump_offer()
+        if not self.read:
+            return self.read_data()
+        if self.request.unwaited and not self.accepted:
+            return acceptance.keep()
         if not self.job.ready:
             return self._pump_offer()
-        effects = self._pump_push()
-        if self.request.pulls and (self.scatter is None or self.scatter.sent):
-            effects += self._pump_pull()
-        if self._is_carried() and (not self.request.pulls or self.unread is not None or (self.gather is not None and self.gather.done)):
+        if not self.prepared and (error := self._prepare()) is not None:
+            return self.fail(error.code, error.text)
+        effects = self.delivery.pump(self)
+        if self.fetch is not None and self.delivery.sent:
+            effects += self.fetch.pump()
+        if self.delivery.carried and (not self.pulling or self.unread is not None or (self.fetch is not None and self.fetch.done)):
             effects += self._finish()
         return effects
+
+    def read_data(self) -> list[Any]:
+        if self.reading:
+            return []
+        self.reading = True
+        name = self.channel.name
+        return [e.ReadKept(name, self.acceptance.slot, self.request) if self.accepted else e.ReadData(name, self.request)]
+
+    def _prepare(self) -> RequestError | None:
+        """Cut what was read into parts.  What cannot be is refused before anything is sent."""
+        plan, data, delivery = self.job.plan, self.data, self.delivery
+        assert plan is not None
+        try:
+            if delivery.pushing:
+                assert data is not None
+                dense = data.buffer is not None
+                delivery.load(cut_push(plan, data.rows, dense, self.limits), data.buffer, data.crc)
+            if self.pulling:
+                clock = delivery.clock + 1 if delivery.ticking else self.channel.clock  # a step reads in the clock that its tick opens
+                pushed = tuple(part.range for part in delivery.parts or ())
+                wants = data.wants if data is not None else ()
+                self.fetch = Fetch(self.job, self.stream, self.channel.name, self.number, self.request, clock, wants, pushed, self.limits)
+        except RequestError as error:
+            return error
+        self.prepared = True
+        return None
 
     def _pump_offer(self) -> list[Any]:
         """First values are missing.  `init` offers its own; where they all lie in files, any request may."""
@@ -105,148 +187,117 @@ class Operation:
             if plan.program_tables and self.request.verb != "init":
                 lone = self.job.spec.workers == 1 and self.channel.worker in self.job.gens  # as the clock has told us
                 return self.fail(Code.SEQ, "no first values yet, and no other worker to give them: send init first") if lone else []
-            self.offer = Offer(self.job, self.stream, self.channel.name, self.credits, self.buffer if plan.program_tables else None)
+            grad = self.data.buffer if plan.program_tables and self.data is not None else None
+            self.offer = Offer(self.job, self.stream, self.channel.name, self.credits, grad)
         return self.offer.pump(self)
-
-    def _pump_push(self) -> list[Any]:
-        """Push, and once every part is acked the tick; where one server has it all, the tick rides behind the push."""
-        effects: list[Any] = []
-        if self.pushing and self.scatter is None:
-            request, plan = self.request, self.job.plan
-            assert plan is not None
-            if not self.job.takes_pushes_of(request.clock):
-                return []
-            self.scatter = Scatter(self.job, self.stream, request.seq, request.clock, request.weight, self.buffer, plan.parts, self.credits)
-        if self.scatter is not None:
-            if self.scatter.unsent:
-                effects += self.scatter.pump(self)
-            if not self.scatter.done and not (self.job.one_home and self.scatter.at_once):
-                return effects
-        if self.ticking and not self.clock_told:
-            self.clock_told = True
-            effects += self._tick()
-        return effects
-
-    def _pump_pull(self) -> list[Any]:
-        if self.gather is None:
-            self.gather = self._new_gather()
-        return self.gather.pump() if self.gather.unsent and self.job.slowest >= self.gather.slowest else []
-
-    def _new_gather(self) -> Gather:
-        plan = self.job.plan
-        assert plan is not None
-        clock = self.channel.clock + 1 if self.ticking else self.channel.clock  # a step reads in the clock that its tick opens
-        gather = Gather(self.job, self.number, self.stream.worker, self.stream.gen, plan.closed_needed(clock), self.limits.window_bytes)
-        gather.slowest = plan.slowest_needed(clock)
-        if plan.reads_own_pushes:
-            gather.after = dict(self.stream.prev) if self.scatter is None else dict.fromkeys(plan.by_range, self.request.seq)
-        if self.request.text:
-            self.text_values = bytearray(plan.nbytes)
-        return gather
-
-    def _pump_leave(self) -> list[Any]:
-        if self.left:
-            return self._finish()
-        if self.clock_told:
-            return []
-        self.clock_told = True
-        return list(self._leave())
 
     def _pump_orphan(self) -> list[Any]:
         """What has reached some ranges reaches all of them, and its tick the clock: no half of it stays behind."""
-        if not self.job.ready:  # nothing was ever pushed, if the clock says the same
-            if self.channel.worker in self.job.gens:
+        if not self.job.ready:
+            if self._is_vain():
                 self.drop()
             return []
-        effects = self._pump_push()
-        self._bury()
-        return effects
+        if not self.read:
+            return self.read_data()
+        self.pulling = False
+        if not self.prepared and (error := self._prepare()) is not None:
+            return self.fail(error.code, error.text)
+        effects = self.delivery.pump(self)
+        return effects + self._bury()
 
-    def _bury(self) -> None:
+    def _is_vain(self) -> bool:
+        """There are no first values, as the clock says too: nothing was ever pushed, and perhaps never can be."""
+        return self.job.plan is not None and not self.job.ready and self.channel.worker in self.job.gens
+
+    def _bury(self) -> list[Any]:
         """Once it has been carried out it counts, although nobody is told."""
-        if self._is_carried():
-            self.channel.bury(self.request, pushed=self.pushing, ticked=self.ticking)
-            self.drop()
-
-    def _gate_open(self) -> bool:
-        """As far as we know, the values that we wait for may be read."""
-        gather, job = self.gather, self.job
-        return gather is None or (job.closed >= gather.closed and job.slowest >= gather.slowest)
-
-    def _is_carried(self) -> bool:
-        """All of it that concerns others is where it belongs."""
-        pushed = self.scatter.done if self.scatter is not None else not self.pushing
-        return pushed and (self.ticked or not self.ticking)
-
-    # -- answers
-
-    def on_push_read(self, push: e.PushRead, now_us: int) -> list[Any]:
-        if self.read or self.over:
+        if not self.delivery.carried:
             return []
-        if push.code:
-            return self.fail(push.code, push.text)
+        if self.accepted:
+            return self.acceptance.end()
+        self.channel.bury(self.request, pushed=self.delivery.pushing, ticked=self.delivery.ticking)
+        self.drop()
+        return []
+
+    # -- answers of the host
+
+    def on_data(self, data: e.DataRead, now_us: int) -> list[Any]:
+        if not self.reading or self.over:
+            return []
+        self.reading = False
+        if data.code:
+            return self.fail(data.code, data.text)
         self.read = True
-        self.buffer = push.buffer
+        self.data = data
+        if self.acceptance.slot >= 0 and not self.accepted:  # t= ran out before it could be read
+            return self.acceptance.keep()
         return self.pump(now_us)
+
+    def on_data_written(self, written: e.DataWritten) -> list[Any]:
+        if self.piece is None or self.over:
+            return []
+        self.close()
+        self.channel.piece = None
+        return self.channel.finish(self.answer(written.nbytes))
 
     def on_param_failed(self, failed: e.ParamFailed) -> list[Any]:
         """The program's file refuses its values.  What was begun goes on: the clock must not be left half told."""
+        if self.piece is not None:
+            return self.fail(failed.code, failed.text)
         self.unread = (failed.code, failed.text)
         return []
 
     def on_files_read(self, files: e.FilesRead, now_us: int) -> list[Any]:
-        if self.offer is None or self.over:
+        if self.offer is None or not self.offer.reading or self.over:
             return []
-        if files.code:
-            return self.fail(files.code, files.text)
-        self.offer.on_files(files.buffer)
+        try:
+            if files.code:
+                raise RequestError(files.code, files.text)
+            self.offer.on_files(files.buffer)
+        except RequestError as error:
+            return self.fail(error.code, error.text)
         return self.pump(now_us)
 
+    # -- answers of servers
+
     def on_last(self, told: m.LastTold, now_us: int) -> list[Any]:
-        return self._on_news(self.scatter is not None and self.scatter.on_last(told), now_us)
+        scatter = self.delivery.scatter
+        return self._on_news(scatter is not None and scatter.on_last(told), now_us)
 
     def on_ack(self, ack: m.PushAck | m.InitAck, now_us: int) -> list[Any]:
-        scatter = self.scatter if isinstance(ack, m.PushAck) else self.offer.scatter if self.offer is not None else None
+        scatter = self.delivery.scatter if isinstance(ack, m.PushAck) else self.offer.scatter if self.offer is not None else None
         return self._on_news(scatter is not None and scatter.on_ack(ack), now_us)
 
     def on_values(self, values: m.Values, now_us: int) -> list[Any]:
-        gather = self.gather
-        if gather is None or self.orphan:
+        fetch = self.fetch
+        if fetch is None or self.orphan:
             return []
-        slices = gather.on_values(values)
-        if slices is None:
+        effects = fetch.on_values(values)
+        if effects is None:
             return []
         self.patience.heard(now_us)
-        self.stream.base[values.range] = values.version
-        if self.ticking and gather.closed:
-            self.ticked = True  # what was asked for is closed, and a clock closes only with our tick
-        effects: list[Any] = []
-        if self.text_values is None:
-            name = self.channel.name
-            for place, frame in zip(slices, values.payload, strict=True):
-                effects.append(e.WriteParam(name, place.offset, frame))
-        else:
-            for place, frame in zip(slices, values.payload, strict=True):
-                self.text_values[place.offset : place.stop] = frame
-        if gather.unsent or gather.done:
+        if fetch.gather.unsent or fetch.gather.done:
             effects += self.pump(now_us)
         return effects
 
     def on_standing(self, standing: m.Standing, now_us: int) -> list[Any]:
         """The job has taken it already; here it may be the answer to a tick, or open the gate."""
-        channel = self.channel
+        channel, fetch = self.channel, self.fetch
         if standing.worker == channel.worker:
             if standing.gen > channel.gen:
                 return self.fail(Code.FENCED, self._fenced(standing.gen))
-            if self.clock_told and self.ticking and standing.finished > channel.clock and not self.ticked:
-                self.ticked = True
+            if self.delivery.on_standing(standing):
                 self.patience.heard(now_us)
-            if self.clock_told and self.leaving and standing.end >= 0:
-                self.left = True
-        if self.gather is not None and not self.gate_seen and self._gate_open():
-            self.gate_seen = True
+        if fetch is not None and not fetch.gate_seen and fetch.gate_open:
+            fetch.gate_seen = True
             self.patience.heard(now_us)  # from here on the ranges owe us values
         return self.pump(now_us)
+
+    def on_next(self, told: m.NextTold, now_us: int) -> list[Any]:
+        effects = self.piece.on_told(told) if self.piece is not None else []
+        if effects:
+            self.patience.heard(now_us)
+        return effects
 
     def on_claim(self, told: m.ClaimTold, now_us: int) -> list[Any]:
         return self._on_news(self.offer is not None and self.offer.on_claim(told), now_us)
@@ -258,20 +309,16 @@ class Operation:
         self.patience.heard(now_us)
         return self.pump(now_us)
 
-    def concerns(self, refuse: m.Refuse) -> bool:
-        """Is this refusal about us?  Ranges name the push's seq; 0, as the clock says, is about the stream."""
-        return refuse.seq in (0, self.request.seq)
-
     def offers(self, claim: int) -> bool:
         return self.offer is not None and self.offer.claim == claim
 
     def on_refuse(self, refuse: m.Refuse, now_us: int) -> list[Any]:
-        text = refuse.text
-        if refuse.request and refuse.code == Code.NOSPC and (self.pushing or self.ticking):
-            self.unread = (Code.NOSPC, text)  # of a pull: the push and the tick beside it are carried out all the same
+        text, scatter = refuse.text, self.delivery.scatter
+        if refuse.request and refuse.code in _OF_VALUES and (self.delivery.pushing or self.delivery.ticking):
+            self.unread = (code_of(refuse.code), text)  # of a pull: the push and the tick beside it are carried out all the same
             return self.pump(now_us)
-        if self.scatter is not None and self.scatter.taken:
-            text += f"; {self.scatter.taken} other parts of this push had been taken"
+        if scatter is not None and scatter.taken:
+            text += f"; {scatter.taken} other parts of this push had been taken"
         return self.fail(code_of(refuse.code), text)
 
     def on_map(self, moved: frozenset[int], clock_moved: bool, now_us: int) -> list[Any]:
@@ -280,27 +327,36 @@ class Operation:
             return self.start(now_us)
         ended = self.job.ended()
         if ended is not None:
-            return self._finish() if self.leaving else self.fail(*ended)
-        return [*self._resend(moved), *(self._resend_to_clock() if clock_moved else ()), *self.pump(now_us)]
+            return self._finish() if self.delivery.leaving else self.fail(*ended)
+        return [*self.owed.resend(moved), *(self.owed.resend_to_clock() if clock_moved else ()), *self.pump(now_us)]
 
     # -- the end
 
-    def fail(self, code: Code, text: str) -> list[Any]:
+    def fail(self, code: Code, text: str, told: bool = False) -> list[Any]:
         """Answer err and forget the rest."""
         if self.over:
+            return []
+        if self.accepted:
+            self.acceptance.fail(code, text)
             return []
         if self.orphan:
             self.drop()
             return []
-        pushed = self.scatter is not None and self.scatter.done
-        self._close()
-        return self.channel.fail(code, text, pushed=pushed, ticked=self.ticking and self.ticked)
+        delivery = self.delivery
+        pushed = delivery.pushed
+        self.close()
+        ticked = delivery.ticking and delivery.ticked
+        effects = self.acceptance.drop_copy()
+        return effects + self.channel.fail(code, text, pushed=pushed, ticked=ticked, crc=delivery.crc if pushed else 0, told=told)
 
     def abandon(self) -> bool:
         """Nobody waits for the answer any more.  True while what was begun of it is still on its way."""
         if not self.over:
             self.orphan = True
-            if (self.pushing or self.ticking) and (self.taken_up or self.scatter is not None or self.clock_told):
+            delivery = self.delivery
+            if self.accepted:
+                return not self._is_vain()
+            if (delivery.pushing or delivery.ticking) and (self.taken_up or delivery.begun):
                 self._bury()
             else:
                 self.drop()
@@ -309,110 +365,54 @@ class Operation:
     def drop(self) -> None:
         """Forget it, wherever it stands."""
         if not self.over:
-            self._close()
-            self.channel.request = None
+            self.close()
+            if not self.accepted:
+                self.channel.request = None
+
+    def let_go(self) -> None:
+        """The program goes on: nothing is fetched for it."""
+        self.pulling, self.fetch = False, None
+        if not self.delivery.begun:  # what was kept is read when its turn comes
+            self.read, self.prepared, self.data = not self.request.pushes, False, None
+            self.delivery.release()
+
+    def answer(self, n: int | None = None) -> Answer:
+        """What an ok says of it."""
+        job, delivery, fetch = self.job, self.delivery, self.fetch
+        clock = self.channel.clock + (1 if delivery.ticking else 0)
+        version = fetch.gather.version if fetch is not None and not fetch.empty else self.channel.version
+        lag = job.lag_of(clock) if self.request.verb in _LAGGED else None
+        return Answer(version, lag, self.channel.stopped or job.ends_before(clock), n)
 
     def _finish(self) -> list[Any]:
+        delivery, fetch, worker = self.delivery, self.fetch, self.channel.worker
+        if delivery.pushing:
+            assert delivery.scatter is not None
+            self.job.staleness.pushed(worker, delivery.tables(), delivery.scatter.behind)
+        if self.accepted:
+            return self.acceptance.end()
         if self.unread is not None:
             return self.fail(self.unread[0], f"{self.unread[1]}; {TAKEN}")
-        self._close()
-        effects: list[Any] = []
-        if self.text_values is not None:
-            effects.append(e.WriteText(self.channel.name, self.text_values))
-        if self.leaving:
+        self.close()
+        effects = self.acceptance.drop_copy()
+        if fetch is not None:
+            self.job.staleness.pulled(worker, fetch.tables(), max(0, fetch.clock - self.job.slowest))
+            effects += fetch.landing.finish()
+        if delivery.leaving:
             self.channel.said_bye = True
-        version = self.gather.version if self.gather is not None else self.channel.version
-        return effects + self.channel.finish(version, pushed=self.scatter is not None, ticked=self.ticking)
+        return effects + self.channel.finish(self.answer(), pushed=delivery.pushing, ticked=delivery.ticking, crc=delivery.crc)
+
+    def release(self) -> None:
+        """It is forgotten: so is all that it has in memory, at once."""
+        self.data = self.fetch = self.offer = None
+        self.delivery.release()
 
     def _fenced(self, newest: int) -> str:
         return f"worker {self.channel.worker} runs as generation {newest} now; this program is of generation {self.channel.gen}"
 
-    def _close(self) -> None:
+    def close(self) -> None:
         self.over = True
         self.credits.blocked.pop(self, None)
-        if self.scatter is not None:
-            self.scatter.give_up()
+        self.delivery.give_up()
         if self.offer is not None:
             self.offer.give_up()
-
-    # -- time
-
-    def on_time(self, now_us: int) -> list[Any]:
-        """Ask again for what a server owes us; ask how the clock stands when we wait for other workers."""
-        patience = self.patience
-        if self.over or now_us < patience.due_us:
-            return []
-        effects: list[Any] = []
-        if not self.started or not self.read:
-            patience.look_again(now_us + self.limits.resend_us)
-        elif self.owed_by_clock() or self.owing():
-            if patience.is_over(now_us):
-                effects += [*self._resend(), *self._resend_to_clock()]
-        else:
-            effects += self._ask_standing(now_us)
-            patience.look_again(now_us + self.limits.poll_us)
-        if not self.parked and not self.orphan:
-            self.parked = True
-            effects.append(e.SetState(self.channel.name, PARKED))
-        return effects
-
-    def owing(self) -> list[int]:
-        """Ranges that owe us an answer which depends on nobody else."""
-        scatter = self._scatter()
-        owing = scatter.owing() if scatter is not None else []
-        if not owing and not self.orphan and self.gather is not None and self._gate_open():
-            owing = self.gather.owing()
-        return owing
-
-    def owed_by_clock(self) -> bool:
-        """The clock owes us an answer which depends on nobody else."""
-        if self.clock_told and not (self.ticked or self.left):
-            return True
-        return self.offer is not None and not self.orphan and self.offer.owed_by_clock()
-
-    def _scatter(self) -> Scatter | None:
-        """What is on its way to the ranges: a push, or first values."""
-        return self.scatter if self.scatter is not None or self.offer is None else self.offer.scatter
-
-    def _resend(self, moved: frozenset[int] | None = None) -> list[Any]:
-        """To ranges: all of them, or those that have moved."""
-        effects: list[Any] = []
-        scatter = self._scatter()
-        if scatter is not None:
-            effects += scatter.resend(moved)
-            if scatter.again and not scatter.done:
-                self.clock_told = False  # the tick no longer rides: it follows the acks
-        if self.gather is not None and not self.orphan and self._gate_open():
-            effects += self.gather.resend(moved)
-        return effects
-
-    def _resend_to_clock(self) -> list[Any]:
-        if self.clock_told and self.ticking and not self.ticked:
-            return list(self._tick())
-        if self.clock_told and self.leaving and not self.left:
-            return list(self._leave())
-        return [] if self.offer is None else list(self.offer.resend_to_clock())
-
-    def _ask_standing(self, now_us: int) -> list[Any]:
-        """In case a notice was lost.  One question per job and period serves all its channels."""
-        effects: list[Any] = [] if self.offer is None else list(self.offer.poll())
-        if now_us - self.job.asked_us >= self.limits.poll_us // 2:
-            self.job.asked_us = now_us
-            effects += self.job.to_clock(m.StandingAsk, self.channel.worker, self.channel.gen)
-        return effects
-
-    # -- messages to the clock
-
-    def _tick(self) -> list[Send]:
-        channel, plan = self.channel, self.job.plan
-        assert plan is not None
-        weight = channel.weight + (self.request.weight if self.request.pushes else 0.0)
-        weights = tuple((number, weight) for number in plan.tables) if weight else ()
-        scatter = self.scatter
-        token = scatter.token if scatter is not None else 0
-        rides = () if scatter is None or scatter.done else (scatter.seq, tuple(plan.by_range))
-        return self.job.to_clock(m.Tick, channel.worker, channel.gen, channel.clock, weights, *rides, token=token)
-
-    def _leave(self) -> list[Send]:
-        channel = self.channel
-        return self.job.to_clock(m.Leave, channel.worker, channel.gen, channel.clock, "bye")

@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.effects import Log
+from ..shm_protocol.page import FLAG_TOLD
+from ..shm_protocol.request import parse_request
 from . import effects as e
+from .behind import Behind
 from .channel import Channel
 from .desk import Desk
 from .house import House
+from .router import Job
 from .servers import Servers
 from .transfer import Stream
 
@@ -36,13 +40,28 @@ class Programs:
         effects += operation.start(now_us)
         return house.settle(operation, effects, now_us)
 
-    def on_push_read(self, push: e.PushRead, now_us: int) -> list[Any]:
-        operation = self.house.operations.get(push.channel)
-        return [] if operation is None else self.house.settle(operation, operation.on_push_read(push, now_us), now_us)
+    def on_data_read(self, data: e.DataRead, now_us: int) -> list[Any]:
+        effects: list[Any] = []
+        for operation in self.house.of_channel(data.channel):
+            if operation.reading:  # at most one of them
+                effects += operation.on_data(data, now_us)
+                return self.house.settle(operation, effects, now_us)
+        return effects
+
+    def on_push_kept(self, kept: e.PushKept, now_us: int) -> list[Any]:
+        operation = self.house.operations.get(kept.channel)
+        return [] if operation is None else self.house.settle(operation, operation.acceptance.on_kept(kept), now_us)
+
+    def on_data_written(self, written: e.DataWritten, now_us: int) -> list[Any]:
+        operation = self.house.operations.get(written.channel)
+        return [] if operation is None else self.house.settle(operation, operation.on_data_written(written), now_us)
 
     def on_files_read(self, files: e.FilesRead, now_us: int) -> list[Any]:
-        operation = self.house.operations.get(files.channel)
-        return [] if operation is None else self.house.settle(operation, operation.on_files_read(files, now_us), now_us)
+        effects: list[Any] = []
+        for operation in self.house.of_channel(files.channel):
+            effects += operation.on_files_read(files, now_us)
+            self.house.settle(operation, effects, now_us)
+        return effects
 
     def on_found(self, found: e.Found, now_us: int) -> list[Any]:
         return [e.OpenChannel(found.channel)]
@@ -58,17 +77,34 @@ class Programs:
         house.by_stream[channel.number, channel.worker, channel.gen] = channel
         fresh = opened.done_seq == 0 and opened.cur_seq == 0
         house.streams[channel.name] = Stream(channel.worker, channel.gen, fresh)
+        house.behind[channel.name] = Behind(channel)
         effects: list[Any] = [Log("adopt", {"channel": channel.name, "done_seq": channel.done_seq, "clock": channel.clock})]
+        effects += self._take_over(channel, job, opened, now_us)
         effects += house.want_map(job, now_us)
         effects += self.servers.join(job, channel.worker, channel.gen, now_us)
         effects += self.desk.on_opened(channel.name)
         return [*effects, e.ReadCmd(channel.name)]
 
+    def _take_over(self, channel: Channel, job: Job, opened: e.ChannelOpened, now_us: int) -> list[Any]:
+        """Requests that an earlier agent accepted go on; what it had not answered lies in `cmd`, what it has told is over."""
+        effects: list[Any] = []
+        for slot, line in opened.kept:
+            request = parse_request(line)
+            if request.seq > channel.done_seq or opened.flags & FLAG_TOLD:
+                effects.append(e.DropPush(channel.name, slot))
+                continue
+            operation = self.house.take_over(channel, job, request, slot, now_us)
+            effects.append(Log("accepted", {"channel": channel.name, "seq": request.seq, "slot": slot}))
+            effects += operation.start(now_us)
+            self.house.settle(operation, effects, now_us)
+        channel.adopted(any(operation.delivery.ticking for operation in self.house.of_channel(channel.name)))
+        return effects
+
     def on_failed(self, failed: e.ChannelFailed, now_us: int) -> list[Any]:
         effects: list[Any] = [Log("channel_failed", {"channel": failed.channel, "code": failed.code.name, "text": failed.text})]
         channel = self.house.channels.get(failed.channel)
         if channel is not None:
-            self.house.drop_operation(failed.channel)
+            self.house.break_off(failed.channel)
             effects += channel.break_off(failed.text)
             effects.append(self.house.news(channel, "broken", failed.text))
         return effects + self.desk.on_channel_failed(failed)
@@ -86,7 +122,7 @@ class Programs:
         channel = self.house.channels.get(failed.channel)
         if channel is None:
             return []
-        self.house.drop_operation(failed.channel)
+        self.house.break_off(failed.channel)
         return [*channel.on_reply_failed(failed), self.house.news(channel, "broken", channel.last_error)]
 
     def on_keeper_gone(self, gone: e.KeeperGone, now_us: int) -> list[Any]:

@@ -1,22 +1,20 @@
-"""Which part of a job lies where: the plan (once per job), the routes (per map), the clock's standing, the credits.
+"""A job as this agent sees it: its plan (once), its routes (per map), how its clock stands; and the credits of pushes.
 
-Owns what all channels of a job share.  Refuses to know requests and channels.  The plan says what each range holds
-and where those bytes lie in `grad` and `param`; it depends on the job's tables and the ring only, so that it never
-changes.  The routes say who leads each range just now.
+Owns what all channels of a job share.  Refuses to know requests and channels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from ..core.clock import BSP, Consistency
+from ..core.clock import Consistency
 from ..core.effects import Send
 from ..core.errors import Code, PeerError
 from ..core.job import JobSpec
-from ..core.jobmap import FAILED, FINISHED, LOST, RUNNING, STOPPED, JobMap, pieces
-from ..core.table import DTYPE_CODES
+from ..core.jobmap import FAILED, FINISHED, LOST, RUNNING, STOPPED, JobMap
 from ..wire import messages as m
+from .plan import Plan, closed_needed
+from .staleness import Staleness
 
 CODES = frozenset(int(code) for code in Code)
 #: What a program is told when its job has come to this state.
@@ -26,98 +24,6 @@ STATE_CODES = {FINISHED: Code.STOP, STOPPED: Code.STOP, FAILED: Code.GONE, LOST:
 def code_of(number: int) -> Code:
     """The code of a peer's refusal, whatever number it sends."""
     return Code(number) if number in CODES and number else Code.INTERNAL
-
-
-class Slice(NamedTuple):
-    """Bytes of `grad` and `param`."""
-
-    offset: int
-    stop: int
-
-
-class Part(NamedTuple):
-    """What one range holds of a job: segments and, in the same order, where their numbers lie in the files.
-
-    `asked` are the segments as a pull names them.
-    """
-
-    range: int
-    segments: tuple[m.Segment, ...]
-    slices: tuple[Slice, ...]
-    nbytes: int
-    asked: tuple[m.Segment, ...]
-
-    def only(self, tables: frozenset[int]) -> Part:
-        """The same part with some tables alone."""
-        kept = [(segment, place) for segment, place in zip(self.segments, self.slices) if segment.table in tables]
-        segments = tuple(segment for segment, _place in kept)
-        slices = tuple(place for _segment, place in kept)
-        return Part(self.range, segments, slices, sum(place.stop - place.offset for place in slices), absent(segments))
-
-
-def absent(segments: Iterable[m.Segment]) -> tuple[m.Segment, ...]:
-    """The same pieces without their numbers."""
-    return tuple(segment._replace(carry=m.ABSENT) for segment in segments)
-
-
-class Plan(NamedTuple):
-    """Every part of a job's dense tables, in order of their first byte."""
-
-    parts: tuple[Part, ...]
-    by_range: dict[int, Part]
-    nbytes: int
-    elements: int  # of all dense tables
-    tables: tuple[int, ...]  # numbers of the dense tables
-    program_tables: frozenset[int]  # those whose first values a program gives
-    first_tables: frozenset[int]  # the same, and those whose first values lie in files
-    files: tuple[tuple[str, int, int], ...]  # path, offset, bytes of first values in files
-    models: tuple[Consistency, ...]  # the different models among the tables
-
-    @classmethod
-    def of(cls, spec: JobSpec, ring_ranges: int) -> Plan:
-        segments: dict[int, list[m.Segment]] = {}
-        slices: dict[int, list[Slice]] = {}
-        for piece in pieces(spec, ring_ranges):
-            elements = piece.block.stop - piece.block.start
-            dtype = DTYPE_CODES[spec.tables[piece.table].dtype]
-            segments.setdefault(piece.range, []).append(m.Segment(piece.table, piece.block.number, elements, dtype))
-            slices.setdefault(piece.range, []).append(Slice(piece.offset, piece.offset + piece.nbytes))
-        parts = tuple(
-            Part(
-                number, tuple(segments[number]), tuple(slices[number]), sum(stop - start for start, stop in slices[number]),
-                absent(segments[number]),
-            )
-            for number in segments
-        )
-        dense = tuple(number for number, table in enumerate(spec.tables) if table.kind == "dense")
-        return cls(
-            parts,
-            {part.range: part for part in parts},
-            spec.layout.nbytes,
-            sum(spec.tables[number].count for number in dense),
-            dense,
-            frozenset(number for number in dense if spec.tables[number].init == "program"),
-            frozenset(number for number in dense if spec.tables[number].init in ("program", "file")),
-            tuple(
-                (str(table.init_settings["path"]), offset, table.nbytes)
-                for table, offset in spec.layout.places
-                if table.init == "file"
-            ),
-            tuple(sorted({spec.consistency_of(spec.tables[number]) for number in dense}, key=str)),
-        )
-
-    def closed_needed(self, clock: int) -> int:
-        """Clocks that must be closed before a worker in `clock` may read."""
-        return max((model.closed_needed(clock) for model in self.models if model.model == BSP), default=0)
-
-    def slowest_needed(self, clock: int) -> int:
-        """Clocks that the slowest worker must have finished before a worker in `clock` may read (SSP; BSP has closes)."""
-        return max((model.slowest_needed(clock) for model in self.models if model.model != BSP), default=0)
-
-    @property
-    def reads_own_pushes(self) -> bool:
-        """A pull must wait for the stream's own pushes; under BSP alone the closes say it all."""
-        return any(model.model != BSP for model in self.models)
 
 
 class Route(NamedTuple):
@@ -135,7 +41,7 @@ class Job:
 
     __slots__ = (
         "number", "name", "map", "plan", "routes", "clock_route", "token", "token_wanted", "checked_token", "closed", "slowest", "members",
-        "initialised", "stop_clock", "waiting", "waiting_since_us", "asked_us", "finished", "gens", "nacked", "one_home",
+        "initialised", "_stop_clock", "waiting", "waiting_since_us", "asked_us", "finished", "gens", "nacked", "one_home", "staleness", "twins",
     )  # fmt: skip
 
     def __init__(self, number: int, name: str) -> None:
@@ -153,13 +59,15 @@ class Job:
         self.slowest = 0
         self.members = 0
         self.initialised = 0
-        self.stop_clock = -1
+        self._stop_clock = -1  # as the clock has told
         self.waiting: tuple[int, ...] = ()
         self.waiting_since_us: dict[int, int] = {}
         self.asked_us = 0  # when we asked last how the clock stands
         self.nacked: set[int] = set()  # ranges that refused us for our map, since the last one
         self.finished: dict[int, int] = {}  # worker -> clocks, as far as we were told
         self.gens: dict[int, int] = {}  # worker -> newest generation that we were told of
+        self.staleness = Staleness()
+        self.twins: dict[tuple[int, int], int] = {}  # workers whose pushes are alike -> clocks, as told to launchers last
 
     @property
     def spec(self) -> JobSpec:
@@ -171,14 +79,25 @@ class Job:
         return self.map is not None and self.map.state == RUNNING
 
     @property
+    def stop_clock(self) -> int:
+        """Where all workers end, as far as we know; -1 = nothing is decided."""
+        if self._stop_clock >= 0:
+            return self._stop_clock
+        return self.map.spec.stop_clock or -1 if self.map is not None else -1
+
+    def ends_before(self, clock: int) -> bool:
+        """Is `clock` one that no worker takes part in any more?"""
+        return 0 <= self.stop_clock <= clock
+
+    @property
     def ready(self) -> bool:
         """Tables that are given their first values have them."""
         return self.plan is not None and (not self.plan.first_tables or self.initialised > 0)
 
-    def takes_pushes_of(self, clock: int) -> bool:
+    def takes_pushes_of(self, clock: int, models: tuple[Consistency, ...]) -> bool:
         """Ranges keep pushes of the clock that is closed next and of the one behind it.  A later one would be answered
         only when others have ticked, and its bytes must not take up the window that their pushes need."""
-        return self.plan is not None and self.plan.closed_needed(clock) <= self.closed + 1
+        return closed_needed(models, clock) <= self.closed + 1
 
     def newest_gen(self, worker: int) -> int:
         """Lower ones are fenced."""
@@ -202,7 +121,7 @@ class Job:
         if self.plan is None:
             self.plan = Plan.of(new.spec, new.ring_ranges)
         routes = {number: Route(item.primary, item.epoch) for number, item in new.ranges.items()}
-        if new.clock_range not in routes or any(part.range not in routes for part in self.plan.parts):
+        if new.clock_range not in routes or not self.plan.ranges <= routes.keys():
             raise PeerError(f"the map of job {new.spec.name!r} lacks ranges that hold its tables or its clock")
         clock_moved = new.clock_range in self.nacked or self.clock_route != routes[new.clock_range]
         moved = self.nacked | {number for number, route in routes.items() if self.routes.get(number) != route}
@@ -223,7 +142,9 @@ class Job:
         if standing.initialised > self.initialised:
             self.initialised = standing.initialised
             news = True
-        self.stop_clock = max(self.stop_clock, standing.stop_clock)
+        if standing.stop_clock >= 0 and (self._stop_clock < 0 or standing.stop_clock < self._stop_clock):
+            self._stop_clock = standing.stop_clock  # of two words the earlier end: a late notice changes nothing
+            news = True
         if standing.closed < self.closed or standing.slowest < self.slowest:
             return news
         news = news or standing.closed > self.closed or standing.slowest > self.slowest
@@ -243,12 +164,22 @@ class Job:
             return []
         return [Send(server, kind(self.number, epoch, token if token > self.token else self.token, worker, gen, *more))]
 
+    def lag_of(self, clock: int) -> int | None:
+        """Clocks that the slowest member is behind a worker in `clock`; None before the clock has said anything."""
+        return max(0, clock - self.slowest) if self.members else None
+
+    def stop_ask(self, reason: str) -> list[Send]:
+        """To the keeper of the clock: a stop rule has fired."""
+        server, epoch = self.clock_route
+        return [Send(server, m.StopAsk(self.number, epoch, self.token, reason))] if server else []
+
     def known_document(self) -> dict[str, Any]:
         """The clock as a tool shows it."""
         return {
             "closed": self.closed, "slowest": self.slowest, "members": self.members, "initialised": self.initialised > 0,
             "stop_clock": self.stop_clock, "clocks": {str(worker): clock for worker, clock in sorted(self.finished.items())},
             "waiting": list(self.waiting),
+            "staleness": self.staleness.to_document([table.name for table in self.spec.tables]) if self.map is not None else [],
         }  # fmt: skip
 
 

@@ -5,11 +5,14 @@ Also says Join and Leave of our streams until they are heard.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from ..core.errors import Code
+from ..core.effects import Log
+from ..core.errors import Code, PeerError
 from ..core.limits import Limits
 from ..wire import messages as m
+from . import effects as e
 from .desk import Desk
 from .export import Export
 from .house import House
@@ -40,12 +43,22 @@ class Servers:
     # -- ranges
 
     def on_push_ack(self, sender: str, ack: m.PushAck, now_us: int) -> list[Any]:
-        operation = self.house.operation_of(ack.job, ack.worker, ack.gen)
-        return [] if operation is None else self.house.settle(operation, operation.on_ack(ack, now_us), now_us)
+        return self._to_stream(ack, lambda operation: operation.on_ack(ack, now_us), now_us)
 
     def on_last(self, sender: str, told: m.LastTold, now_us: int) -> list[Any]:
-        operation = self.house.operation_of(told.job, told.worker, told.gen)
-        return [] if operation is None else self.house.settle(operation, operation.on_last(told, now_us), now_us)
+        return self._to_stream(told, lambda operation: operation.on_last(told, now_us), now_us)
+
+    def _to_stream(self, message: Any, tell: Callable[[Operation], list[Any]], now_us: int) -> list[Any]:
+        """To each request of the stream that is under way: one of them waits for it, the others pass it over."""
+        effects: list[Any] = []
+        for operation in self.house.of_stream(message.job, message.worker, message.gen):
+            effects += tell(operation)
+            self.house.settle(operation, effects, now_us)
+        return effects
+
+    def on_partial(self, sender: str, partial: m.Partial, now_us: int) -> list[Any]:
+        """Agents send every push alone: this is an answer to nothing of ours."""
+        raise PeerError("Partial, which answers sums of several pushes, and none was sent")
 
     def on_init_ack(self, sender: str, ack: m.InitAck, now_us: int) -> list[Any]:
         effects: list[Any] = []
@@ -59,8 +72,14 @@ class Servers:
         if asker is None or asker.job.number != values.job:
             return []  # late or doubled: the request was answered, and what it may write was written
         if isinstance(asker, Export):
-            return self.desk.exports.on_values(asker, values, now_us)
+            return self.desk.exports.on_answer(asker, values, now_us)
         return self.house.settle(asker, asker.on_values(values, now_us), now_us)
+
+    def on_scanned(self, sender: str, scanned: m.Scanned, now_us: int) -> list[Any]:
+        asker = self.house.by_request.get(scanned.request)
+        if not isinstance(asker, Export) or asker.job.number != scanned.job:
+            return []
+        return self.desk.exports.on_answer(asker, scanned, now_us)
 
     def on_nack(self, sender: str, nack: m.Nack, now_us: int) -> list[Any]:
         job = self.house.jobs.get(nack.job)
@@ -84,21 +103,25 @@ class Servers:
         if notice is not None and notice.gen == refuse.gen and of_stream and refuse.code in (Code.FENCED, Code.RANGE):
             del self.notices[refuse.job, refuse.worker]
             effects += self.desk.on_refused_join(job, refuse.worker, refuse.code, refuse.text)
-        asker = self._refused(refuse)
-        if isinstance(asker, Export):
-            effects += self.desk.exports.on_refuse(asker, refuse)
-        elif asker is not None and asker.job is job:
-            effects += asker.on_refuse(refuse, now_us)
-            self.house.settle(asker, effects, now_us)
+        for asker in self._refused(refuse):
+            if isinstance(asker, Export):
+                effects += self.desk.exports.on_refuse(asker, refuse)
+            elif asker.job is job:
+                effects += asker.on_refuse(refuse, now_us)
+                self.house.settle(asker, effects, now_us)
         return effects
 
-    def _refused(self, refuse: m.Refuse) -> Operation | Export | None:
+    def _refused(self, refuse: m.Refuse) -> list[Operation | Export]:
+        """Whom it concerns: a pull, an offer of first values (seq is their claim), a push, or (seq 0) what was told to the clock."""
         if refuse.request:
-            return self.house.by_request.get(refuse.request)
-        if refuse.worker == m.NOBODY:  # first values; seq is their claim
-            return next((other for other in self.house.operations_of(refuse.job) if other.offers(refuse.seq)), None)
-        operation = self.house.operation_of(refuse.job, refuse.worker, refuse.gen)
-        return None if operation is None or not operation.concerns(refuse) else operation
+            asker = self.house.by_request.get(refuse.request)
+            return [] if asker is None else [asker]
+        if refuse.worker == m.NOBODY:
+            return [other for other in self.house.operations_of(refuse.job) if other.offers(refuse.seq)]
+        operations = self.house.of_stream(refuse.job, refuse.worker, refuse.gen)
+        if refuse.seq:
+            return [operation for operation in operations if operation.request.seq == refuse.seq]
+        return [*operations[:1], *(operation for operation in operations[1:] if operation.owed.by_clock())]
 
     # -- the clock
 
@@ -115,16 +138,29 @@ class Servers:
         if concerns_all:
             concerned = self.house.operations_of(standing.job)
         else:
-            alone = self.house.operation_of(standing.job, standing.worker, standing.gen)
-            concerned = [] if alone is None else [alone]
+            concerned = self.house.of_stream(standing.job, standing.worker, standing.gen)
         for operation in concerned:
             effects += operation.on_standing(standing, now_us)
             self.house.settle(operation, effects, now_us)
         return effects
 
     def on_claim(self, sender: str, told: m.ClaimTold, now_us: int) -> list[Any]:
-        operation = self.house.operation_of(told.job, told.worker, told.gen)
-        return [] if operation is None else self.house.settle(operation, operation.on_claim(told, now_us), now_us)
+        return self._to_stream(told, lambda operation: operation.on_claim(told, now_us), now_us)
+
+    def on_next(self, sender: str, told: m.NextTold, now_us: int) -> list[Any]:
+        return self._to_stream(told, lambda operation: operation.on_next(told, now_us), now_us)
+
+    def on_twins(self, sender: str, twins: m.Twins, now_us: int) -> list[Any]:
+        """Two workers push the same bytes: for launchers, once per doubling."""
+        job = self.house.jobs.get(twins.job)
+        if job is None:
+            return []
+        pair = (twins.worker, twins.other)
+        if twins.clocks < 2 * job.twins.get(pair, 0) or not twins.clocks:
+            return []
+        job.twins[pair] = twins.clocks
+        fields = {"job": job.name, "worker": twins.worker, "other": twins.other, "clocks": twins.clocks}
+        return [Log("twins", fields), e.Tell(e.ALL, {"event": "twins", "run": job.number, **fields})]
 
     def join(self, job: Job, worker: int, gen: int, now_us: int) -> list[Any]:
         """Tell the clock that the stream exists and that its notices come here."""

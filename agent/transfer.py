@@ -11,7 +11,8 @@ from typing import Any
 
 from ..core.effects import Send
 from ..wire import messages as m
-from .router import Credits, Job, Part, Slice
+from .plan import Part
+from .router import Credits, Job
 
 Buffer = Any
 
@@ -46,10 +47,10 @@ class Stream:
 class Scatter:
     """One push (or one offer of first values) on its way to every range that it concerns."""
 
-    __slots__ = ("job", "stream", "seq", "clock", "weight", "claim", "buffer", "credits", "token", "parts", "unsent", "unacked", "asking", "again")
+    __slots__ = ("job", "stream", "seq", "clock", "weight", "claim", "buffer", "credits", "token", "parts", "unsent", "unacked", "asking", "again", "behind")
 
     def __init__(
-        self, job: Job, stream: Stream, seq: int, clock: int, weight: float, buffer: Buffer, parts: tuple[Part, ...], credits: Credits, claim: int = 0
+        self, job: Job, stream: Stream, seq: int, clock: int, weight: float, buffer: Buffer | None, parts: tuple[Part, ...], credits: Credits, claim: int = 0
     ) -> None:
         self.job = job
         self.stream = stream
@@ -57,14 +58,15 @@ class Scatter:
         self.clock = clock
         self.weight = weight
         self.claim = claim  # above 0: first values under this claim instead of a push
-        self.buffer = memoryview(buffer)
+        self.buffer = memoryview(buffer if buffer is not None else b"")  # of the dense parts
         self.credits = credits
         self.token = 0  # newest map version that an answer has shown
-        self.parts = len(parts)
+        self.parts = parts
         self.unsent: deque[Part] = deque(parts)
         self.unacked: dict[int, tuple[Part, str]] = {}  # by range, with the server that holds the credit
         self.asking: dict[int, Part] = {}  # prev is being asked for
         self.again = False  # something had to be asked for, or sent a second time
+        self.behind: dict[int, int] = {}  # table -> pushes of others that it came behind, the most of any range
 
     @property
     def sent(self) -> bool:
@@ -82,7 +84,7 @@ class Scatter:
     @property
     def taken(self) -> int:
         """Parts that are acked while others are not yet."""
-        return 0 if self.done else self.parts - len(self.unsent) - len(self.unacked) - len(self.asking)
+        return 0 if self.done else len(self.parts) - len(self.unsent) - len(self.unacked) - len(self.asking)
 
     def pump(self, owner: Any) -> list[Send]:
         """Send what may be sent.  An owner that finds a window full is remembered there."""
@@ -152,8 +154,11 @@ class Scatter:
             return False
         self.credits.give(entry[1], entry[0].nbytes)
         self.token = max(self.token, ack.token)
-        if not self.claim:
+        if isinstance(ack, m.PushAck):
             self.stream.prev[ack.range] = self.seq
+            if ack.behind:
+                for table in entry[0].tables:
+                    self.behind[table] = max(ack.behind, self.behind.get(table, 0))
         return True
 
     def give_up(self) -> None:
@@ -173,7 +178,9 @@ class Scatter:
     def _message(self, part: Part) -> Send:
         job, stream, buffer = self.job, self.stream, self.buffer
         server, epoch = job.routes[part.range]
-        payload = tuple(buffer[start:stop] for start, stop in part.slices)
+        payload = tuple(buffer[place.start : place.end] for place in part.slices)
+        if part.frames:
+            payload += part.frames
         if self.claim:
             return Send(server, m.Init(job.number, part.range, epoch, job.token, self.claim, part.segments, payload))
         prev = stream.prev_of(part.range)
@@ -188,26 +195,27 @@ class Scatter:
 
 
 class Gather:
-    """One read of every part.  Its own window bounds what the servers answer at once.
+    """One read of every part: as it is, or (`at`) of a snapshot.  Its own window bounds what the servers answer at once.
 
     The window is this reader's alone: were it shared, pulls that are parked behind a barrier could keep out the pull
     of the very worker that the barrier waits for.
     """
 
-    __slots__ = ("job", "request", "worker", "gen", "after", "closed", "slowest", "window_bytes", "used", "unsent", "open", "version", "pulled_bytes")
+    __slots__ = ("job", "request", "worker", "gen", "after", "closed", "at", "window_bytes", "used", "unsent", "open", "version", "pulled_bytes")
 
-    def __init__(self, job: Job, request: int, worker: int, gen: int, closed: int, window_bytes: int) -> None:
-        assert job.plan is not None
+    def __init__(
+        self, job: Job, request: int, worker: int, gen: int, parts: tuple[Part, ...], closed: int, window_bytes: int, at: int = 0
+    ) -> None:
         self.job = job
         self.request = request
         self.worker = worker
         self.gen = gen
         self.closed = closed
-        self.slowest = 0  # clocks that the slowest worker must have finished before anything is asked (SSP)
+        self.at = at
         self.after: dict[int, int] = {}  # range -> own push that must be visible
         self.window_bytes = window_bytes
         self.used: dict[str, int] = {}
-        self.unsent: deque[Part] = deque(job.plan.parts)
+        self.unsent: deque[Part] = deque(parts)
         self.open: dict[int, tuple[Part, str]] = {}
         self.version = 0  # sum of the ranges' log positions: it changes when any of them does
         self.pulled_bytes = 0
@@ -246,8 +254,8 @@ class Gather:
             effects.append(self._message(part))
         return effects
 
-    def on_values(self, values: m.Values) -> tuple[Slice, ...] | None:
-        """Where the payloads belong; None for an answer that we have already or did not ask for."""
+    def on_values(self, values: m.Values) -> Part | None:
+        """The part that this answers; None for an answer that we have already or did not ask for."""
         entry = self.open.get(values.range)
         if entry is None or values.segments != entry[0].segments or len(values.payload) != len(values.segments):
             return None
@@ -258,7 +266,7 @@ class Gather:
         self.used[server] -= part.nbytes
         self.version += values.version
         self.pulled_bytes += part.nbytes
-        return part.slices
+        return part
 
     def owing(self) -> list[int]:
         return list(self.open)
@@ -266,5 +274,10 @@ class Gather:
     def _message(self, part: Part) -> Send:
         job = self.job
         server, epoch = job.routes[part.range]
+        if self.at:
+            return Send(server, m.PullAt(job.number, part.range, epoch, job.token, self.request, self.at, part.asked))
         after = self.after.get(part.range, 0)
-        return Send(server, m.Pull(job.number, part.range, epoch, job.token, self.request, self.worker, self.gen, after, self.closed, part.asked))
+        return Send(
+            server,
+            m.Pull(job.number, part.range, epoch, job.token, self.request, self.worker, self.gen, after, self.closed, part.asked, part.frames),
+        )

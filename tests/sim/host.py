@@ -16,7 +16,7 @@ from plugml.agent import effects as fx
 from plugml.core.errors import Code, RequestError
 from plugml.shm_protocol.channel import AgentChannel
 from plugml.shm_protocol.info import Info, parse_info
-from plugml.shm_protocol.page import CLOSED, OFFSET, RECORD_BYTES, read_moving
+from plugml.shm_protocol.page import CLOSED, FLAG_STOP, OFFSET, RECORD_BYTES, read_moving
 from plugml.shm_protocol.twin import MemoryFiles, adopt_twin
 
 from .process import Killed
@@ -69,7 +69,7 @@ class Files(MemoryFiles):
         if words[0] == b"ok" and seq:
             if seq > self.done_seq:
                 raise Violation(f"{self.name}: replied to {seq} while done_seq is {self.done_seq}")
-            said = b" ".join(word for word in words if not word.startswith(b"n="))  # ctl does not keep n
+            said = b" ".join(word for word in words if not word.startswith((b"n=", b"lag=")))  # ctl keeps neither
             first = self.answers.setdefault(seq, said)
             if first != said:
                 raise Violation(f"{self.name}: seq {seq} was answered {first!r} and then {said!r}")
@@ -211,7 +211,8 @@ class Host:
         clock = result.clock if served.done_seq else info.clock
         return fx.ChannelOpened(
             name, info.job, info.number, info.worker, info.gen, served.done_seq, served.cur_seq, clock, result.version,
-            result.status, result.weight, result.pushes, info.elements,
+            result.status, result.weight, result.pushes, info.elements, served.kept_pushes(), info.bell, bool(result.flags & FLAG_STOP),
+            result.flags,
         )  # fmt: skip
 
     def served(self, name: str) -> AgentChannel:
@@ -238,24 +239,25 @@ class _Performer:
         self.host = host
         self.ear = ear
         self.is_lent = is_lent
-        self.buffers: dict[str, np.ndarray[Any, Any]] = {}
         self.refused: dict[str, None] = {}  # channels whose values could not be written
 
     def table(self) -> dict[type[Any], Callable[[Any], Any]]:
         served = self.host.served
         return {
             fx.OpenChannel: lambda effect: self.host.adopt(effect.channel, self.ear),
-            fx.ReadCmd: self.read_cmd, fx.ReadPush: self.read_push, fx.ReadFiles: self.read_files,
+            fx.ReadCmd: self.read_cmd, fx.ReadData: self.read_data, fx.ReadKept: self.read_kept, fx.ReadFiles: self.read_files,
+            fx.KeepPush: self.keep_push, fx.DropPush: lambda effect: served(effect.channel).drop(effect.slot),
+            fx.WriteData: self.unless_refused(self.write_data),
             fx.SetCurrent: lambda effect: served(effect.channel).set_current(effect.seq),
             fx.WriteParam: self.unless_refused(lambda effect: served(effect.channel).write_param(effect.offset, effect.buffer)),
-            fx.WriteText: self.unless_refused(lambda effect: served(effect.channel).write_text(effect.buffer)),
+            fx.WriteText: self.unless_refused(lambda effect: served(effect.channel).write_text(effect.buffer, effect.rows)),
             fx.WriteResult: self.unless_refused(lambda effect: served(effect.channel).write_result(*effect[1:])),
             fx.WriteError: self.write_error,
             fx.SetDone: self.unless_refused(lambda effect: served(effect.channel).set_done(effect.seq)),
             fx.Reply: self.unless_refused(self.reply),
             fx.SetState: lambda effect: served(effect.channel).set_state(effect.state),
             fx.CloseChannel: self.close,
-            fx.MakeExport: self.make_export, fx.WriteExport: self.write_export, fx.EndExport: self.end_export,
+            fx.MakeExport: self.make_export, fx.WriteExport: self.write_export, fx.CutExport: self.cut_export, fx.EndExport: self.end_export,
         }  # fmt: skip
 
     def unless_refused(self, perform: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -293,17 +295,34 @@ class _Performer:
         except RequestError as error:
             return fx.CmdRead(effect.channel, None, error.code, error.text)
 
-    def read_push(self, effect: fx.ReadPush) -> Any:
-        """Into the channel's buffer, or into a new one while the old one is still being sent."""
+    def read_data(self, effect: fx.ReadData) -> Any:
         served = self.host.served(effect.channel)
-        buffer = self.buffers.get(effect.channel)
-        if buffer is None or self.is_lent(buffer):
-            buffer = self.buffers[effect.channel] = np.zeros(served.info.cap_grad, np.uint8)
+        return self._read(effect.channel, lambda: served.read_data(effect.request, self._buffer(served)))
+
+    def read_kept(self, effect: fx.ReadKept) -> Any:
+        served = self.host.served(effect.channel)
+        return self._read(effect.channel, lambda: served.read_kept(effect.slot, effect.request, self._buffer(served)))
+
+    def _buffer(self, served: AgentChannel) -> Any:
+        return np.zeros(served.reader.stored_bytes, np.uint8)
+
+    def _read(self, channel: str, read: Callable[[], Any]) -> Any:
         try:
-            served.read_push(effect.text, effect.exact, buffer)
+            data = read()
         except RequestError as error:
-            return fx.PushRead(effect.channel, None, error.code, error.text)
-        return fx.PushRead(effect.channel, buffer)
+            return fx.DataRead(channel, code=error.code, text=error.text)
+        return fx.DataRead(channel, data.buffer, data.rows, data.wants, data.crc)
+
+    def keep_push(self, effect: fx.KeepPush) -> Any:
+        try:
+            self.host.served(effect.channel).keep(effect.slot, effect.request)
+        except RequestError as error:
+            return fx.PushKept(effect.channel, effect.slot, error.code, error.text)
+        return fx.PushKept(effect.channel, effect.slot)
+
+    def write_data(self, effect: fx.WriteData) -> Any:
+        line = f"{effect.turn} {effect.piece} {effect.path}\n".encode() if effect.path else b""
+        return fx.DataWritten(effect.channel, self.host.served(effect.channel).write_data(line))
 
     def reply(self, effect: fx.Reply) -> Any:
         if not self.host.served(effect.channel).reply(effect.record):
@@ -319,6 +338,9 @@ class _Performer:
     def write_export(self, effect: fx.WriteExport) -> None:
         data = memoryview(effect.buffer).cast("B")
         self.host.exports[effect.export][1][effect.file][effect.offset : effect.offset + data.nbytes] = data
+
+    def cut_export(self, effect: fx.CutExport) -> None:
+        del self.host.exports[effect.export][1][effect.file][effect.nbytes :]
 
     def end_export(self, effect: fx.EndExport) -> Any:
         place, files = self.host.exports.pop(effect.export, ("", {}))

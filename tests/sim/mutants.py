@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from plugml.agent.channel import Channel
-from plugml.agent.operation import Operation
+from plugml.agent.delivery import Delivery
 from plugml.agent.router import Job
 from plugml.agent.transfer import Scatter
 from plugml.master import decisions
@@ -155,7 +155,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("server: forget repeats", RangeMachine, "_on_push", act.forget_repeats, under("asp", net_double=0.3, net_straggle=0.2)),
     Mutant("agent: reply before done_seq", Channel, "finish", act.reply_before_done, under("bsp")),
     Mutant("server: write into a lent array", Memory, "_in_use", act.write_into_lent, under("asp", net_lend=1.0, net_lent_us=(1_000, 60_000))),
-    Mutant("agent: tick before the acks", Operation, "_pump_push", act.tick_before_the_acks, under("bsp", net_straggle=0.3)),
+    Mutant("agent: tick before the acks", Delivery, "pump", act.tick_before_the_acks, under("bsp", net_straggle=0.3)),
     Mutant("clock: close without the slowest", ClockMachine, "_done", act.close_without_the_slowest, under("bsp", workers=3)),
     Mutant("server: answer a pull before the close", RangeMachine, "_answer", act.answer_before_the_close, under("bsp")),
     Mutant("agent: act on an answered line", Channel, "_was_answered", act.answer_an_old_line_again, under("asp", agent_crash_us=100_000, effect_crash=0.02)),

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from plugml.agent.channel import Channel
+from plugml.agent.delivery import Delivery
 from plugml.agent.effects import Reply, SetDone
-from plugml.agent.operation import Operation
 from plugml.agent.transfer import Scatter
 from plugml.core.effects import Send
 from plugml.master.ledger import Ledger, Released
@@ -103,14 +103,14 @@ def write_into_lent(original: Original) -> Original:
 
 
 def tick_before_the_acks(original: Original) -> Original:
-    def pump_push(self: Operation) -> Any:
-        effects = original(self)
+    def pump(self: Delivery, owner: Any) -> Any:
+        effects = original(self, owner)
         if self.ticking and not self.clock_told and self.scatter is not None and not self.scatter.unsent and not self.scatter.asking:
             self.clock_told = True
             effects += [send._replace(message=send.message._replace(seq=0, ranges=())) for send in self._tick()]
         return effects
 
-    return pump_push
+    return pump
 
 
 def one_ack_for_all(original: Original) -> Original:
@@ -242,4 +242,4 @@ def lead_for_the_dead(original: Original) -> Original:
 
 
 def push_any_clock(original: Original) -> Original:
-    return lambda self, clock: True
+    return lambda self, clock, models: True

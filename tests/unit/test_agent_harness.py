@@ -27,6 +27,7 @@ from plugml.server.node import ServerMachine
 from plugml.shm_protocol.channel import AgentChannel
 from plugml.shm_protocol.info import parse_info
 from plugml.shm_protocol.numbers import aligned
+from plugml.shm_protocol.page import FLAG_STOP
 from plugml.shm_protocol.request import Reply, parse_reply
 from plugml.shm_protocol.twin import MemoryFiles, adopt_twin
 from plugml.wire import codec
@@ -208,7 +209,8 @@ class World:
             "",
             e.ChannelOpened(
                 effect.channel, info.job, info.number, info.worker, info.gen, served.done_seq, served.cur_seq, clock,
-                result.version, result.status, result.weight, result.pushes, info.elements,
+                result.version, result.status, result.weight, result.pushes, info.elements, served.kept_pushes(), info.bell,
+                bool(result.flags & FLAG_STOP), result.flags,
             ),
         ))  # fmt: skip
 
@@ -218,14 +220,31 @@ class World:
         except RequestError as error:
             self.events.append(("", e.CmdRead(effect.channel, None, error.code, error.text)))
 
-    def _do_ReadPush(self, effect: e.ReadPush) -> None:
+    def _do_ReadData(self, effect: e.ReadData) -> None:
         served = self.open[effect.channel]
-        buffer = self.buffers.setdefault(effect.channel, aligned(served.info.cap_grad))
+        self._read(effect.channel, lambda: served.read_data(effect.request, aligned(served.reader.stored_bytes)))
+
+    def _do_ReadKept(self, effect: e.ReadKept) -> None:
+        served = self.open[effect.channel]
+        self._read(effect.channel, lambda: served.read_kept(effect.slot, effect.request, aligned(served.reader.stored_bytes)))
+
+    def _read(self, channel: str, read: Callable[[], Any]) -> None:
         try:
-            served.read_push(effect.text, effect.exact, buffer)
-            self.events.append(("", e.PushRead(effect.channel, buffer)))
+            data = read()
         except RequestError as error:
-            self.events.append(("", e.PushRead(effect.channel, None, error.code, error.text)))
+            self.events.append(("", e.DataRead(channel, code=error.code, text=error.text)))
+            return
+        self.events.append(("", e.DataRead(channel, data.buffer, data.rows, data.wants, data.crc)))
+
+    def _do_KeepPush(self, effect: e.KeepPush) -> None:
+        try:
+            self.open[effect.channel].keep(effect.slot, effect.request)
+            self.events.append(("", e.PushKept(effect.channel, effect.slot)))
+        except RequestError as error:
+            self.events.append(("", e.PushKept(effect.channel, effect.slot, error.code, error.text)))
+
+    def _do_DropPush(self, effect: e.DropPush) -> None:
+        self.open[effect.channel].drop(effect.slot)
 
     def _do_SetCurrent(self, effect: e.SetCurrent) -> None:
         self.open[effect.channel].set_current(effect.seq)
@@ -237,7 +256,11 @@ class World:
         self._write(effect.channel, lambda served: served.write_param(effect.offset, effect.buffer))
 
     def _do_WriteText(self, effect: e.WriteText) -> None:
-        self._write(effect.channel, lambda served: served.write_text(effect.buffer))
+        self._write(effect.channel, lambda served: served.write_text(effect.buffer, effect.rows))
+
+    def _do_WriteData(self, effect: e.WriteData) -> None:
+        line = f"{effect.turn} {effect.piece} piece-{effect.piece} of {effect.path}\n".encode() if effect.path else b""
+        self._write(effect.channel, lambda served: self.events.append(("", e.DataWritten(effect.channel, served.write_data(line)))))
 
     def _write(self, channel: str, write: Callable[[AgentChannel], None]) -> None:
         if channel in self.refused:
@@ -276,7 +299,12 @@ class World:
 
     def _do_WriteExport(self, effect: e.WriteExport) -> None:
         data = memoryview(effect.buffer).cast("B")
-        self.exports[effect.export][effect.file][effect.offset : effect.offset + len(data)] = data
+        file = self.exports[effect.export][effect.file]
+        file.extend(bytes(max(0, effect.offset - len(file))))
+        file[effect.offset : effect.offset + len(data)] = data
+
+    def _do_CutExport(self, effect: e.CutExport) -> None:
+        del self.exports[effect.export][effect.file][effect.nbytes :]
 
     def _do_EndExport(self, effect: e.EndExport) -> None:
         files = self.exports.pop(effect.export, {})

@@ -38,10 +38,10 @@ def plugged(**fields: Any) -> tuple[World, Program]:
         ("step 1 0 w=0", Code.RANGE, "above 0"),
         ("step 1 0 n=41", Code.SIZE, "40 elements"),
         ("step 1 7", Code.SEQ, "clock 7 is not this worker's next one: 0 is"),
-        ("next 1 0", Code.FORMAT, "not handed out in this version"),
-        ("step 1 0 async=1", Code.FORMAT, "not available in this version"),
-        ("step 1 0 t=500", Code.FORMAT, "not available in this version"),
-        ("step 1 0 table=w k=1 want=1", Code.FORMAT, "sparse tables are not available"),
+        ("next 1 0", Code.FORMAT, "no list of pieces"),
+        ("step 1 0 async=1", Code.FORMAT, "only push can be answered before"),
+        ("next 1 0 t=500", Code.FORMAT, "waits for nobody"),
+        ("step 1 0 table=w k=1 want=1", Code.FORMAT, "it is dense"),
     ],
 )
 def test_a_wrong_request_is_refused_once_and_the_next_one_is_served(line: str, code: Code, words: str) -> None:
