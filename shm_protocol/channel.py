@@ -124,6 +124,7 @@ class AgentChannel:
 
     def keep(self, slot: int, request: Request) -> None:
         """Copy the files that the request names into a free slot, the head last.  Raises `RequestError` SIZE, NOSPC, PERM, FORMAT."""
+        self.info.check(request)
         places, name = self.reader.places, kept.SLOTS[slot]
         parts = parts_of(request, places)
         sizes = dict.fromkeys(kept.PARTS, 0)

@@ -16,14 +16,14 @@ from ..core.limits import CACHE_LINE_BYTES
 from .page import PAGE_BYTES, REQUEST_BYTES_MAX, Field
 
 MAGIC = b"PLUGMLP1"
-FREE = bytes(8)  # over the magic: the slot is free
+FREE = bytes(16)  # over magic, checksum and length: a new head that is torn behind its magic never wakes the old one
 HEAD_BYTES = 2 * PAGE_BYTES
 SLOTS = ("pend.0", "pend.1")
 #: The files of a push, in their order; with fmt=text `.txt` of those that have one.
 PARTS = ("grad", "gidx", "gkey", "want", "wkey")
 
 FIELDS: tuple[Field, ...] = (
-    Field(0x0000, "c", 8, "magic", 'the letters "PLUGMLP1"; 8 zero bytes = free'),
+    Field(0x0000, "c", 8, "magic", 'the letters "PLUGMLP1"; zero bytes = free'),
     Field(0x0008, "I", 1, "crc32", "CRC-32 (zlib) of the head with this field zero"),
     Field(0x000C, "I", 1, "line_bytes", "bytes of the request line, without its newline"),
     Field(0x0010, "Q", len(PARTS), "sizes", f"bytes of {', '.join(PARTS)} (with fmt=text of their `.txt`)"),

@@ -16,6 +16,8 @@ ADVICE = {
     "12.7": "a trap of buffered output: tests of the clients",
     "12.8": "a trap of inherited descriptors: tests of the clients",
     "12.9": "an advice to Python programs",
+    "12.10": "a trap of languages that count from 1: tests of the clients",
+    "12.11": "an advice on containers",
 }
 
 

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 
 from plugml.agent import effects as e
-from plugml.agent.disk import Disk, ExportFiles
+from plugml.agent.disk import Disk
+from plugml.agent.exportdisk import ExportFiles
 from plugml.core.errors import Code, RootError
 from plugml.core.job import JobSpec
 from plugml.core.table import TableSpec
@@ -301,21 +302,6 @@ def test_after_a_failed_store_nothing_stands_for_success(root: Path, disk: tuple
         ):  # fmt: skip
             perform(hands, effect)
         assert hands.channels["digits.0.1"].done_seq == 1
-
-
-def test_a_push_is_read_into_a_buffer_that_no_send_reads(root: Path, disk: tuple[Disk, list[Any]]) -> None:
-    hands, events = disk
-    with make(root) as channel:
-        perform(hands, e.OpenChannel("digits.0.1"))
-        for number in range(4):
-            np.full(10, number, "<f4").tofile(channel.directory / "grad")
-            perform(hands, e.ReadPush("digits.0.1", False, True))
-        assert len({id(event.buffer) for event in events[1:]}) == 1
-        lent.append(1)
-        np.full(10, 9, "<f4").tofile(channel.directory / "grad")
-        perform(hands, e.ReadPush("digits.0.1", False, True))
-        assert events[-1].buffer is not events[1].buffer
-        assert np.frombuffer(events[1].buffer, "<f4").tolist() == [3.0] * 10
 
 
 def test_first_values_come_from_files_of_the_right_size(root: Path, disk: tuple[Disk, list[Any]], tmp_path: Path) -> None:

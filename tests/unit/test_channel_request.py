@@ -174,3 +174,62 @@ def test_a_line_that_would_be_too_long_is_not_written() -> None:
     sections = tuple(Section(f"table{number:04}", 1, 1) for number in range(400))
     with pytest.raises(RequestError, match="4095 is the most"):
         format_request(Request("step", 1, 0, sections=sections))
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "words"),
+    [
+        ("step 1 0 n=99999999999999999999", Code.RANGE, "n 99999999999999999999 is above 4611686018427387904"),
+        ("step 1 0 n=" + "9" * 4000, Code.RANGE, "is above"), ("step 1 0 t=4294967296", Code.RANGE, "t 4294967296 is above 2147483648"),
+        ("step 1 0 w=1e9999", Code.RANGE, "a weight is above 0 and at most 2^53"), ("step 1 0 w=1e-9999", Code.RANGE, "a weight is above 0"),
+        ("push 1 0 table=e k=99999999999999999999", Code.RANGE, "k 99999999999999999999 is above"), ("step 1 0 n=-1", Code.FORMAT, "is no whole number"),
+        ("step 1 0 n=" + "9" * 40 + "x", Code.FORMAT, "is no whole number"), ("99 1 0", Code.FORMAT, "unknown verb"), ("push " + "9" * 4000 + " 0", Code.RANGE, "seq 999"),
+    ],
+)  # fmt: skip
+def test_a_number_that_is_too_large_is_no_other_kind_of_mistake(line: str, code: Code, words: str) -> None:  # SPEC 4.7 4.8
+    with pytest.raises(RequestError) as refused:
+        parse_request(line.encode())
+    assert refused.value.code is code and words in refused.value.text
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_key_has_its_verbs(verb: str) -> None:  # SPEC 4.7 4.13
+    head = f"{verb} {0 if verb == 'hello' else 1} 0"
+    allowed = {
+        "t=5": {"push", "pull", "pushpull", "step", "clock"}, "async=1": {"push"}, "async=0": {"push"}, "table=e": {"push", "pull", "pushpull", "step"},
+        "table=e k=1": {"push", "pushpull", "step"}, "table=e want=1": {"pull", "pushpull", "step"}, "table=e k=0 want=0": {"push", "pull", "pushpull", "step"},
+        "table=e k=1 want=2 table=f": {"pushpull", "step"},
+    }  # fmt: skip
+    for words, verbs in allowed.items():
+        try:
+            request = parse_request(f"{head} {words}".encode())
+        except RequestError as error:
+            assert error.code is Code.FORMAT and verb not in verbs, words
+        else:
+            assert verb in verbs, words
+            assert parse_request(format_request(request)[:-1]) == request
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("table=e k=1 k=1", "k= is given twice for table=e"), ("table=e want=1 k=2 want=1", "want= is given twice for table=e"), ("k=1 table=e", "k= stands before any table="),
+        ("table=e table=e", "table=e is given twice"), ("table=e k=1.5", "k '1.5' is no whole number"), ("t=5 t=6", "t= is given twice"), ("table=", "table='' is no name"),
+    ],
+)  # fmt: skip
+def test_a_section_says_each_thing_once(words: str, text: str) -> None:  # SPEC 4.12 4.7
+    with pytest.raises(RequestError, match=text):
+        parse_request(f"step 1 0 {words}".encode())
+
+
+def test_sections_read_in_their_order() -> None:  # SPEC 4.12
+    assert parse_request(b"step 1 0 table=e k=2 want=3 table=f want=1 n=10 table=g").sections == (Section("e", 2, 3), Section("f", 0, 1), Section("g", 0, 0))
+    assert parse_request(b"step 1 0 n=1 table=e k=1").takes_dense and parse_request(b"step 1 0").takes_dense
+    assert not parse_request(b"step 1 0 table=e k=1").takes_dense
+
+
+def test_a_reply_drops_what_matters_least_first() -> None:  # SPEC 6.8 6.4
+    whole = Reply(True, 1 << 60, 1 << 60, 5, 6, lag=7, stop=True, rows=8)
+    assert parse_reply(format_reply(whole._replace(seq=1, clock=2))) == whole._replace(seq=1, clock=2)
+    left = [parse_reply(format_reply(whole._replace(version=version, n=n, rows=rows))) for version, n, rows in ((5, 6, 88888), (5, 66666666, 88888), (5 << 50, 1 << 60, 8))]
+    assert [(reply.version, reply.n, reply.rows, reply.lag) for reply in left] == [(5, 6, None, None), (5, None, None, None), (None, None, None, None)]

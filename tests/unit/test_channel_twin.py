@@ -204,3 +204,80 @@ def test_no_store_is_forgotten_by_the_hook() -> None:
         action()
         changed = before != ({name: bytes(content) for name, content in files.contents.items()}, len(files.replies))
         assert changed and len(stores) > count, action
+
+
+ROWS = JobSpec(
+    "job", 1,
+    (
+        TableSpec("w", (3,), storage="f16"), TableSpec("e", (99, 2), "sparse", batch=4), TableSpec("f", (0, 1), "sparse", dtype="f64", index="str", batch=2),
+    ),
+    bell="sem",
+)  # fmt: skip
+STEPS = [
+    "step 1 0 n=3 table=e k=2 want=1 table=f k=1 want=2", "push 2 1 n=3 async=1 table=e k=2", "step 3 1 fmt=text t=9 table=f k=1 want=1",
+    "step 4 2 table=e k=4", "step 5 2 table=f k=1 want=2",
+]  # fmt: skip
+
+
+def serve_rows(agent: AgentChannel, line: str) -> tuple[Code, bool]:
+    """Every store that an agent may make for such a request."""
+    request = parse_request(line.encode())
+    agent.set_current(request.seq)
+    code = Code.OK
+    try:
+        data = agent.read_data(request, numbers.aligned(agent.reader.stored_bytes))
+        slot = request.seq % 2
+        agent.keep(slot, request)
+        again = agent.read_kept(slot, request, numbers.aligned(agent.reader.stored_bytes))
+        assert (again.crc, again.nbytes) == (data.crc, data.nbytes)
+        agent.write_text(None, [np.arange(rows.size, dtype="<f4") for rows in data.wants])
+        agent.write_param(0, np.arange(2, dtype="<f4"))
+        agent.write_data(b"0 7 part\n" if request.seq % 2 else b"")
+        if request.seq != 2:
+            agent.drop(slot)
+    except RequestError as error:
+        code = error.code
+        agent.write_error(str(error))
+    agent.write_result(request.seq, request.seq, request.seq, int(code), 0.0, 1, page.FLAG_STOP)
+    agent.set_done(request.seq)
+    return code, agent.reply(agent.repeat())
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_rows_keys_and_kept_pushes_leave_the_same_bytes_in_memory_and_on_disk(root: Path) -> None:
+    info = Info.of(ROWS, 0, 1, boot_id(), 0)
+    root_fd = os.open(root, os.O_RDONLY)
+    with create_channel(root, info) as kept:
+        files = MemoryFiles(kept.info)
+        twin, agent = adopt_twin(files, kept.info, 9, lambda: 3), adopt(root_fd, kept.name, 9, lambda: 3)
+        grad = np.zeros(22, "<f4")
+        grad[:3], grad[16:20] = (1, 2, 3), (4, 5, 6, 7)
+        grad[20:] = np.array([0.5], "<f8").view("<f4")
+        contents = {
+            "grad": grad.tobytes(), "gidx": np.array([7, 98], "<u4").tobytes(), "want": np.array([5], "<u4").tobytes(), "gkey": b"a\n", "wkey": b"b\nc\n",
+            "grad.txt": b".25\n",
+        }  # fmt: skip
+        codes = []
+        for line in STEPS:
+            if line.startswith("push 2"):
+                contents["grad"] = grad[:20].tobytes()
+            if line.startswith("step 3"):
+                contents["wkey"] = b"b\n"
+            if line.startswith("step 5"):
+                contents |= {"grad": bytes(8), "wkey": b"8yn0iYCKYHlIj4-BwPqk\nGReLUrM4wMqfg9yzV3KQ\n"}
+            for name, data in contents.items():
+                (kept.directory / name).write_bytes(data)
+                files.contents[name][:] = data
+            codes.append(serve_rows(agent, line))
+            assert serve_rows(twin, line) == codes[-1]
+            assert agent.kept_pushes() == twin.kept_pushes()
+            for name, content in files.contents.items():
+                disk = (kept.directory / name).read_bytes()
+                if name == "ctl":
+                    disk, content = disk[page.CONSTANT_BYTES :], content[page.CONSTANT_BYTES :]
+                assert disk == bytes(content), (line, name)
+        assert [code.name for code, _read in codes] == ["OK", "OK", "OK", "SIZE", "COLLIDE"]
+        assert files.posts == 5 and [slot for slot, _line in agent.kept_pushes()] == [0]
+        assert agent.counters() == twin.counters()
+        agent.close()
+    os.close(root_fd)
