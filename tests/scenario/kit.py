@@ -68,7 +68,7 @@ class Box:
         self.check = True
         self.on_heard: Callable[[Heard], None] = self.heard.append
         self.warms = True  # whether WarmUp is answered
-        self._prev: dict[tuple[int, int, int], int] = {}  # (worker, gen, range) -> seq of the last push that touched it
+        self._prev: dict[tuple[int, int, int], int] = {}  # (worker, gen, range) -> seq of the last push, as agents were told
         self.servers = {
             name: ServerMachine(Identity(name, "here", f"ipc://{name}", 1, "test", MASTER, "ipc://m0"), limits, is_lent, room)
             for name in servers
@@ -107,6 +107,8 @@ class Box:
         for effect in effects:
             if isinstance(effect, Send):
                 item = Heard(server, effect.to, effect.message)
+                if isinstance(effect.message, (m.PushAck, m.LastTold)):
+                    self._prev[effect.message.worker, effect.message.gen, effect.message.range] = effect.message.seq
                 if effect.to not in self.servers:
                     self.on_heard(item)
                 elif self.hold:
@@ -155,7 +157,6 @@ class Box:
                 continue
             before = seq - 1 if rows is None else self._prev.get((worker, gen, number), 0)
             component = m.Component(worker, gen, seq, before if prev is None else prev, clock, weight)
-            self._prev[worker, gen, number] = seq
             self.send_push(number, (component,), segments, payload, agent, base)
 
     def push_sum(
@@ -163,7 +164,6 @@ class Box:
     ) -> None:
         """One push for several workers."""
         for number, (segments, payload) in self._made(values, rows or {}).items():
-            self._prev.update({(part.worker, part.gen, number): part.seq for part in components})
             self.send_push(number, tuple(components), segments, payload, agent)
 
     def send_push(self, number: int, components: Any, segments: Any, payload: Any, agent: str = "a0.1", base: int = 0) -> None:
