@@ -345,7 +345,8 @@ class RunMachine:
         if not any(worker.pushes or worker.clocks for worker in self.crew.workers):
             told = e.Tell("info", "nothing was pushed, so there is no result to save")
             return [told, *self._close(now_us)]
-        return self.saver.begin(self.verdict.state == FAILED)
+        last_look = [] if self.plan.at_clocks or not self._up else [self._ask("standing")]  # how stale the last pushes were
+        return [*last_look, *self.saver.begin(self.verdict.state == FAILED)]
 
     def _on_saving(self, event: Any, now_us: int) -> list[Any]:
         """What became of a step towards the result."""

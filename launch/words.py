@@ -225,14 +225,14 @@ def uneven(clocks: Mapping[int, int]) -> str:
 def staleness_line(rows: Sequence[Mapping[str, Any]]) -> str:
     """How old the values were that pushes were computed on, "" where nothing could be (BSP).
 
-    >>> staleness_line([{"worker": 1, "table": "w", "versions": 30, "versions_max": 7, "clocks": 4, "clocks_max": 2, "count": 10}])
+    >>> staleness_line([{"worker": 1, "table": "w", "versions": 30, "versions_max": 7, "pushes": 10, "clocks": 4, "clocks_max": 2, "count": 10}])
     'staleness: a push came 3.0 versions late on average, at most 7 (worker 1, table w); a pull was at most 2 clocks ahead of the slowest'
     """
-    counted = sum(int(row["count"]) for row in rows)
-    if not counted or not any(row["versions_max"] or row["clocks_max"] for row in rows):
+    pushes = sum(int(row["pushes"]) for row in rows)
+    if not any(row["versions_max"] or row["clocks_max"] for row in rows):
         return ""
     worst = max(rows, key=lambda row: row["versions_max"])
-    mean = sum(row["versions"] for row in rows) / counted
+    mean = sum(row["versions"] for row in rows) / max(1, pushes)
     ahead = count(max(int(row["clocks_max"]) for row in rows), "clock")
     return (
         f"staleness: a push came {mean:.1f} versions late on average, at most {worst['versions_max']} (worker {worst['worker']}, table {worst['table']}); "

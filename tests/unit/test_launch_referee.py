@@ -299,7 +299,7 @@ def test_twins_are_warned_of_once_a_pair() -> None:
 
 def test_staleness_is_told_at_the_end() -> None:
     t = Court(0.1, consistency="asp", evaluate_every=1000)
-    t.staleness = [{"worker": 1, "table": "w", "versions": 6, "versions_max": 4, "clocks": 1, "clocks_max": 1, "count": 3}]
+    t.staleness = [{"worker": 1, "table": "w", "versions": 6, "versions_max": 4, "pushes": 3, "clocks": 1, "clocks_max": 1, "count": 3}]
     t.start()
     t.go(3)
     t.finish_all()
