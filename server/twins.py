@@ -53,9 +53,7 @@ class Twins:
     def note(self, worker: int, clock: int, crc: int, slowest: int) -> Pair | None:
         """A worker has finished a clock, everybody `slowest` clocks; the twin that is to be named, if there is one."""
         row = self._rows.setdefault(worker, Row())
-        if clock != row.last + 1:
-            row.crcs.clear()
-            row.other = -1
+        assert not row.crcs or clock == row.last + 1, "a clock was left out: who leaves is forgotten"
         row.crcs.append(crc)
         row.last = clock
         if clock > self._newest:
@@ -68,8 +66,7 @@ class Twins:
         equal = row.upto - row.since
         if row.other < 0 or equal < row.due:
             return None
-        while row.due <= equal:
-            row.due *= 2
+        row.due *= 2
         return Pair(worker, row.other, equal)
 
     def forget(self, worker: int) -> None:
@@ -90,7 +87,7 @@ class Twins:
 
     def _look(self, worker: int, row: Row, clock: int, crc: int) -> None:
         """Is there somebody who had the same checksums in the last clocks?"""
-        first = self._root(self._first.setdefault(clock, {}).setdefault(crc, worker))
+        first = self._first.setdefault(clock, {}).setdefault(crc, worker)
         other = self._rows.get(first)
         if first == worker or other is None:
             return
@@ -98,14 +95,6 @@ class Twins:
             if not row.at(clock - back) or row.at(clock - back) != other.at(clock - back):
                 return
         row.other, row.since, row.upto, row.due = first, clock - STREAK + 1, clock + 1, STREAK
-
-    def _root(self, worker: int) -> int:
-        """Whom the twins of a worker are watched against: no two are watched against each other."""
-        row = self._rows.get(worker)
-        while row is not None and row.other >= 0:
-            worker = row.other
-            row = self._rows.get(worker)
-        return worker
 
     def _forget_clocks(self, slowest: int) -> None:
         """Clocks that everybody has finished, or that are too old to compare."""
@@ -116,5 +105,6 @@ class Twins:
     def check(self) -> None:
         assert len(self._first) <= KEPT, "clocks are kept for ever"
         for worker, row in self._rows.items():
-            assert row.other < 0 or (row.other != worker and row.upto <= row.last + 1 and row.due >= STREAK)
-            assert self._root(worker) >= 0
+            other = self._rows.get(row.other)
+            assert row.other < 0 or (row.other != worker and row.upto <= row.last + 1 and row.due > STREAK)
+            assert other is None or other.other != worker, "two are watched against each other"

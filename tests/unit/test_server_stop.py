@@ -224,9 +224,9 @@ def test_one_agent_of_both_is_told_once_and_repeats_say_nothing() -> None:
 
 def test_a_worker_that_has_left_is_nobodys_twin() -> None:
     tower = Tower(spec_of(2, "asp"))
-    for clock in range(9):
+    for clock in range(15):
         tower.tick(clock, 0, crc=clock + 1)
-    tower.say(m.Leave, 9, "bye", worker=0)
+    tower.say(m.Leave, 15, "bye", worker=0)
     told = [twins(tower.tick(clock, 1, crc=clock + 1)) for clock in range(20)]
     assert not any(told)
 

@@ -50,6 +50,14 @@ def test_nothing_pushed_is_nothing_equal() -> None:
     assert watch.said == []
 
 
+def test_a_clock_without_a_push_ends_the_streak_of_twins_too() -> None:
+    watch = Watch()
+    for clock in range(25):
+        for worker in (0, 1):
+            watch.tick(worker, 0 if clock == 12 else 5)
+    assert watch.said == [(1, 0, 10), (1, 0, 10)]
+
+
 def test_workers_that_are_apart_are_compared() -> None:
     """Worker 1 goes 20 clocks ahead, falls back, and is met again."""
     watch = Watch()
@@ -97,7 +105,7 @@ def test_the_order_of_ticks_does_not_name_a_pair_twice() -> None:
 
 def test_4096_workers_with_4096_gradients_take_little() -> None:
     watch = Watch()
-    for clock in range(25):
+    for clock in range(12):
         for worker in range(4096):
             watch.twins.note(worker, clock, clock * 4096 + worker + 1, clock)
     watch.twins.check()
