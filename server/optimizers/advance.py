@@ -9,6 +9,7 @@ A dense step and a sparse one of the same numbers give the same bits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -29,10 +30,10 @@ def advance(
     False if a number is not finite: `out` and `slots_out` are void then.  `old` and `slots_old` are only read unless they
     are also written to.  An entry with the share 0 (nobody weighs anything) is no step: all stays, and it is not to be counted.
     """
-    made = kernel.factors(scalars, np.array([step_number])) if kernel.counts else ()
-    factors = tuple([scratch.work.type(factor[0]) for factor in made])
-    numbers = _numbers(scalars, scratch)
     with np.errstate(all="ignore"):
+        made = kernel.factors(scalars, np.array([step_number])) if kernel.counts else ()
+        factors = tuple([scratch.work.type(factor[0]) for factor in made])
+        numbers = _numbers(scalars, scratch)
         for start in range(0, old.size, CHUNK):
             stop = min(start + CHUNK, old.size)
             update = mix.chunk(start, stop, scratch)
@@ -55,16 +56,16 @@ def advance_rows(
     flat = [_flat(array) for array in (old, update, out, *slots_old, *slots_out)]
     old, update, out = flat[:3]
     slots_old, slots_out = flat[3 : 3 + kernel.slots], flat[3 + kernel.slots :]
-    numbers = _numbers(scalars, scratch)
     made: tuple[Array, ...] = ()
-    if kernel.counts:
-        assert counts is not None and counts.shape == (rows,)
-        made = tuple(factor.astype(scratch.work) for factor in kernel.factors(scalars, counts))
     together = max(1, CHUNK // width)  # rows of a chunk; a row may be longer than one
     with np.errstate(all="ignore"):
+        numbers = _numbers(scalars, scratch)
+        if kernel.counts:
+            assert counts is not None and counts.shape == (rows,)
+            made = tuple([factor.astype(scratch.work) for factor in kernel.factors(scalars, counts)])
         for row in range(0, rows, together):
             last = min(row + together, rows)
-            factors = tuple([np.repeat(factor[row:last], width) if last - row > 1 else factor[row] for factor in made])
+            factors = tuple([_by_element(factor[row:last], width) for factor in made])
             for start in range(row * width, last * width, CHUNK):
                 stop = min(start + CHUNK, last * width)
                 new = update[start:stop]
@@ -101,6 +102,13 @@ def _chunk(
     # A hidden slot is a sum of squares: its largest number tells of all.
     hidden = all([np.maximum.reduce(new_state[slot]) < np.inf for slot in kernel.hidden])
     return hidden and bool(np.isfinite(result, out=flags).all())
+
+
+def _by_element(factor: Array, width: int) -> Any:
+    """The factors of some rows, for each element of them."""
+    if width == 1:
+        return factor
+    return np.repeat(factor, width) if len(factor) > 1 else factor[0]
 
 
 def _stay(values: Array, update: Array, state: Slots, result: Array, new_state: Slots, flags: Array) -> bool:

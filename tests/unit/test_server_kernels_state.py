@@ -431,6 +431,17 @@ def test_the_factor_of_a_clock_multiplies_lr(name: str) -> None:
     assert scaled is not None and plain is not None and scaled.values.tobytes() == plain.values.tobytes()
 
 
+@pytest.mark.parametrize("name", ("sgd", *STATEFUL))
+def test_an_lr_that_grows_out_of_range_is_refused_like_any_overflow(name: str) -> None:
+    spec = spec_of(name, "f32", lr=4e37)
+    held, g = fresh(name, np.ones((2, 3), np.float32)), np.ones((2, 3), np.float32)
+    assert dense(spec, Held(held.values[0], tuple(slot[0] for slot in held.slots)), g[0], 1, lr_factor=4096.0) is None
+    kernel = KERNELS[name]
+    scalars = kernel.scalars(spec, 1.0, 4096.0)
+    scratch = Scratch(held.values.dtype)
+    assert not advance_rows(kernel, held.values, g, held.slots, held.values, held.slots, np.ones(2, np.int64), scalars, scratch)
+
+
 @pytest.mark.parametrize("name", ("add", "assign"))
 def test_a_finished_step_knows_no_lr(name: str) -> None:
     spec = spec_of(name)
