@@ -46,7 +46,6 @@ class ScriptedAgent:
         root: Path | None = None,
         gen: int = 1,
         clock: int = 0,
-        watch: Watch | None = None,
     ) -> None:
         self.spec = spec
         self.script = Script(faults)
@@ -59,7 +58,7 @@ class ScriptedAgent:
         self.kept: list[Channel] = [create_channel(self.root, info) for info in self.infos]
         self._root_fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
         self.talks = [
-            Talk(worker, kept, adopt(self._root_fd, kept.name, agent_number()), self.server, self.script, watch or Watch())
+            Talk(worker, kept, adopt(self._root_fd, kept.name, agent_number()), self.server, self.script)
             for worker, kept in enumerate(self.kept)
         ]
         self.deaths = 0
@@ -76,13 +75,24 @@ class ScriptedAgent:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        os.write(self._wake_w, _QUIT)
-        self._thread.join()
+        self.stop()
         self.close()
         if self._failure:
             raise self._failure
 
+    def attend(self, watch: Watch) -> None:
+        """From here on somebody looks on; to be said while no request is under way."""
+        for talk in self.talks:
+            talk.attend(watch)
+
+    def stop(self) -> None:
+        """Serve no more.  May be repeated."""
+        if self._thread.is_alive():
+            os.write(self._wake_w, _QUIT)
+            self._thread.join()
+
     def close(self) -> None:
+        """Remove the channels; after `stop`."""
         for channel in self.channels:
             if channel is not None:
                 channel.close()
@@ -174,14 +184,17 @@ class ScriptedAgent:
                 if _QUIT in words:
                     return False
                 continue
-            talk = self._talk_of[fd]
-            if talk.channel is None or not talk.channel.drain_bell():
-                self._poll.unregister(fd)
-                continue
-            self._guarded(talk, talk.bell)
+            self._heard(fd)
         for talk in self.talks:
             self._guarded(talk, talk.go_on)
         return True
+
+    def _heard(self, fd: int) -> None:
+        talk = self._talk_of[fd]
+        if talk.channel is None or not talk.channel.drain_bell():
+            self._poll.unregister(fd)
+            return
+        self._guarded(talk, talk.bell)
 
     def _sleep_s(self) -> float:
         """Until the first request that waits for a while; -1 = until a bell."""

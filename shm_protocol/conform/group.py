@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -21,6 +22,11 @@ class Used(NamedTuple):
 
     cpu_ns: int
     switches: int  # voluntary: each wake-up is one
+    at_ns: int
+
+    def cpu_part(self, before: Used) -> float:
+        """Of one processor, since then."""
+        return (self.cpu_ns - before.cpu_ns) / max(1, self.at_ns - before.at_ns)
 
 
 class Group:
@@ -52,7 +58,7 @@ class Group:
             for task in _tasks(pid):
                 cpu_ns += int((_text(task / "schedstat").split() or ["0"])[0])
                 switches += sum(int(line.split()[1]) for line in _text(task / "status").splitlines() if line.startswith("voluntary_ctxt"))
-        return Used(cpu_ns, switches)
+        return Used(cpu_ns, switches, time.monotonic_ns())
 
     def asleep(self) -> bool:
         """Whether nobody computes just now."""

@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.clock import ASP, BSP, Consistency
+from ...core.errors import Code, RequestError
 from ...core.job import JobSpec
+from ...core.limits import Limits
 from .. import numbers
 from ..info import Info
 from ..rows import Rows
@@ -63,6 +65,8 @@ class PlainServer:
             return  # a repeat after the agent's death
         for rows in pushed.rows.values():
             self.check_names(rows)
+        if sum(other.worker == pushed.worker for other in self.staged.get(clock, ())) >= Limits().staged_max:
+            raise RequestError(Code.RANGE, f"worker {pushed.worker} pushes more than {Limits().staged_max} times in clock {clock}")
         for number, rows in pushed.rows.items():
             self.tables[number].keep_names(rows)
         self.last[pushed.worker] = pushed.seq
@@ -129,9 +133,3 @@ class PlainServer:
         if known is None or known[0] != seq:
             self._handed[worker] = seq, self._pieces.pop(0) if self._pieces else None
         return self._handed[worker][1]
-
-    def give_back(self, worker: int) -> None:
-        """The worker was lost: its piece comes first in line again."""
-        _seq, piece = self._handed.pop(worker, (0, None))
-        if piece is not None:
-            self._pieces.insert(0, piece)

@@ -13,28 +13,27 @@ from ...core.errors import Code, RequestError
 from ..channel import AgentChannel
 from ..create import Channel
 from ..page import RECORD_BYTES
-from ..request import Reply, Request, format_reply, parse_request, seq_of
+from ..request import Reply, Request, format_reply, parse_reply, parse_request, seq_of
 from .faults import Script
 from .server import PlainServer
 from .watch import Watch
 from .work import Answer, Waits, Work
 
 SLOW_S = 0.2
+SETTLED = 0.25  # the part of a slow answer after which a program that waits is asleep
 STALE_S = 0.0
 
 
 class Talk:
     """The channel of one worker while one agent after the other serves it.  `channel` is None once it was given up."""
 
-    def __init__(
-        self, worker: int, kept: Channel, channel: AgentChannel, server: PlainServer, script: Script, watch: Watch
-    ) -> None:
+    def __init__(self, worker: int, kept: Channel, channel: AgentChannel, server: PlainServer, script: Script) -> None:
         self.worker = worker
         self.kept = kept
         self.channel: AgentChannel | None = channel
         self.server = server
         self.script = script
-        self.watch = watch
+        self.watch = Watch()
         self.work = Work(worker, channel, server, script)
         self.lines: list[str] = []
         self.remarks: list[str] = []
@@ -46,6 +45,9 @@ class Talk:
         self._last_reply = b""
 
     # -- for the agent
+
+    def attend(self, watch: Watch) -> None:
+        self.watch = self.work.watch = watch
 
     @property
     def wake_at(self) -> float | None:
@@ -63,7 +65,7 @@ class Talk:
         try:
             line = channel.read_cmd()
         except RequestError as error:  # a link, a directory: nothing can be read, and nothing will be
-            self.watch.refused(channel.done_seq + 1, None, error, scripted=False)
+            self.watch.refused(channel.done_seq + 1, None, b"", error, scripted=False)
             self._running = self._refuse(channel, b"", channel.done_seq + 1, error)
             self.go_on()
             return
@@ -125,20 +127,24 @@ class Talk:
             yield from self._answer(channel, line, Reply(True, 0, server.finished[worker], channel.result.version, done=done), None)
             return
         if adopted and seq == done:
-            self._store(seq, lambda: channel.reply(channel.repeat()))
+            record = channel.repeat()
+            self._store(seq, lambda: channel.reply(record))
+            self.watch.sent(parse_reply(record))
             self._answered = line
             return
         if seq is not None and seq != done + 1:
             channel.count("refused_sequences")
             error = RequestError(Code.SEQ, f"seq {seq} came, {done + 1} is the next one")
-            self.watch.refused(seq, None, error, scripted=False)
+            self.watch.refused(seq, None, line, error, scripted=False)
             yield from self._refuse(channel, line, seq, error)
             return
         seq = done + 1 if seq is None else seq
         self._note(line, adopted)
         self.watch.took(seq, line)
         if self.script.fault("again", worker, seq):
-            self._store(seq, lambda: channel.reply(self._again(seq)))
+            again = Reply(False, seq, server.finished[worker], code=Code.AGAIN)
+            self._store(seq, lambda: channel.reply(format_reply(again)))
+            self.watch.sent(again)
             return
         if self.script.fault("gone", worker, seq):
             self.give_up()
@@ -183,7 +189,7 @@ class Talk:
             if code is Code.AGAIN:
                 yield from self._answer(channel, b"", Reply(False, seq, server.finished[worker], code=code), request)
                 return
-            self.watch.refused(seq, request, error, scripted or code in (Code.TIMEOUT, Code.STOP) or self.work.scripted_failure)
+            self.watch.refused(seq, request, line, error, scripted or code in (Code.TIMEOUT, Code.STOP) or self.work.scripted_failure)
             self._store(seq, lambda: channel.write_error(text))
         yield from self._wait(seq, code)
         if code is Code.OK and request is not None:
@@ -215,10 +221,19 @@ class Talk:
     def _wait(self, seq: int, code: Code) -> Waits:
         """A slow agent is what the script asks for, and a look at what the program does meanwhile what the watch asks for."""
         late = self.script.fault("slow", self.worker, seq) if code is not Code.TIMEOUT else None
-        end = time.monotonic() + (float(late.argument or SLOW_S) if late else self.watch.linger_s)
-        if late:
-            self.watch.waits(seq, end)
-        while time.monotonic() < end:
+        if late is None:
+            yield from self._pause(self.watch.linger_s)
+            return
+        whole = float(late.argument or SLOW_S)
+        yield from self._pause(whole * SETTLED)
+        self.watch.waiting(seq)
+        yield from self._pause(whole * (1 - SETTLED))
+        self.watch.waited(seq)
+
+    @staticmethod
+    def _pause(seconds: float) -> Waits:
+        end = time.monotonic() + seconds
+        while seconds and time.monotonic() < end:
             yield end
 
     def _bye(self, seq: int) -> None:
@@ -233,15 +248,14 @@ class Talk:
         stale = self.script.fault("stale", self.worker, reply.seq) if self._last_reply else None
         if stale:
             channel.reply(self._last_reply)
-            end = time.monotonic() + float(stale.argument or STALE_S)
-            while time.monotonic() < end:
-                yield end
+            self.watch.sent(None)
+            yield from self._pause(float(stale.argument or STALE_S))
         self.watch.answers(reply, request, stale is not None)
         self._store(reply.seq, lambda: channel.reply(record))
-        self.watch.answered(reply)
+        self.watch.sent(reply)
         if self.script.fault("repeat", self.worker, reply.seq):
             channel.reply(record)
-            self.watch.repeated()
+            self.watch.sent(None)
         self._last_reply = record
         self._answered = line
 
@@ -253,10 +267,6 @@ class Talk:
         words += [] if reply.ok else [f"code={reply.code.name}"]
         words += ["stop=1"] if reply.stop else []
         return " ".join(words).encode().ljust(RECORD_BYTES - 1) + b"\n"
-
-    def _again(self, seq: int) -> bytes:
-        self.watch.again(seq)
-        return format_reply(Reply(False, seq, self.server.finished[self.worker], code=Code.AGAIN))
 
     def _store(self, seq: int, action: Callable[[], object]) -> None:
         self.script.store(self.worker, seq, action)

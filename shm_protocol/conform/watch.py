@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...core.errors import RequestError
+from ..reading import Data
 from ..request import Reply, Request
 
 
@@ -21,20 +22,20 @@ class Watch:
     def took(self, seq: int, line: bytes) -> None:
         """A request was taken up."""
 
-    def refused(self, seq: int, request: Request | None, error: RequestError, scripted: bool) -> None:
-        """It is refused: because the script says so, or for what the program did."""
+    def read(self, request: Request, data: Data) -> None:
+        """Its data were read, and all is well with them."""
 
-    def waits(self, seq: int, end: float) -> None:
-        """The agent keeps the program waiting until then."""
+    def refused(self, seq: int, request: Request | None, line: bytes, error: RequestError, scripted: bool) -> None:
+        """It is refused: because the script says so, or for what the program did.  No `request`: the line cannot be read."""
 
-    def again(self, seq: int) -> None:
-        """AGAIN is answered next."""
+    def waiting(self, seq: int) -> None:
+        """The program has been kept waiting for a while; it should sleep by now."""
+
+    def waited(self, seq: int) -> None:
+        """The end of that wait: the answer comes next."""
 
     def answers(self, reply: Reply, request: Request | None, stale: bool) -> None:
         """The reply goes out next; `stale`: an old one has gone out before it."""
 
-    def answered(self, reply: Reply) -> None:
-        """It has gone out."""
-
-    def repeated(self) -> None:
-        """It has gone out once more."""
+    def sent(self, reply: Reply | None) -> None:
+        """A record has gone out; None: one that the program has had already."""

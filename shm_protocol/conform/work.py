@@ -21,6 +21,7 @@ from ..request import Request, parse_request
 from .faults import Fault, Script
 from .server import PlainServer
 from .tables import Pushed
+from .watch import Watch
 
 Waits = Iterator[float | None]
 
@@ -45,11 +46,13 @@ class Work:
 
     def __init__(self, worker: int, channel: AgentChannel, server: PlainServer, script: Script) -> None:
         self.worker = worker
+        self.watch = Watch()
         self.server = server
         self.script = script
         self.scripted_failure = False
         self._channel = channel
         self._buffer = numbers.aligned(channel.reader.stored_bytes)
+        self._kept_buffer = numbers.aligned(channel.reader.stored_bytes)  # a later request may lie in the other one already
         self._accepted: list[Accepted] = []
         self._failed: tuple[int, RequestError] | None = None
         self._offsets = [(self.server.spec.table_number(place.table.name), place) for place in server.spec.stored_layout.places]
@@ -67,6 +70,8 @@ class Work:
         if request.verb in ("push", "pull", "pushpull", "step", "clock", "init") and not request.unwaited:
             yield from self._settle()
         data = channel.read_data(request, self._buffer) if request.pushes or request.sections else None
+        if data is not None:
+            self.watch.read(request, data)
         for rows in (*data.rows, *data.wants) if data is not None else ():
             server.check_names(rows)
         kept = None
@@ -150,7 +155,7 @@ class Work:
                 if failure:
                     self.scripted_failure = True
                     raise RequestError(Code[failure.argument or "INTERNAL"], "the script says so")
-                self._push(request, self._channel.read_kept(slot, request, self._buffer))
+                self._push(request, self._channel.read_kept(slot, request, self._kept_buffer))
             except RequestError as error:
                 self._failed = self._failed or (request.seq, error)
             self._drop(request.seq, slot)
