@@ -141,7 +141,8 @@ class Contents:
         if not self._every or clocks % self._every:
             return
         try:
-            self.kept[clocks] = Snapshot(self.blocks.keep(), self.buckets.keep())
+            rows = self.buckets.keep()
+            self.kept[clocks] = Snapshot(self.blocks.keep(), rows)
         except MemoryError:
             self.kept[clocks] = None
         while len(self.kept) > SNAPSHOTS_KEPT:

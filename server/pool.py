@@ -15,6 +15,8 @@ from .growing import Array, Column
 
 #: Bytes of memory that the host is asked about at once: the question costs more than a small push.
 ASKED_BYTES = 64 * MIB
+#: Memory of the host that is left for frames, growth and other processes.
+SPARE_BYTES = 64 * MIB
 
 
 class Pool:
@@ -38,7 +40,7 @@ class Pool:
             text = f"{names}: {nbytes} bytes of new rows do not fit, {self.dense + self.used} of this server's share of {self.share} are taken"
             raise RequestError(Code.NOSPC, f"{text}; raise the job's memory_bytes, or push fewer rows")
         if cost > self._granted:
-            left = self._left()
+            left = self._left() - SPARE_BYTES
             if cost > left:
                 text = f"{names}: new rows need {cost} bytes of memory, the server has {max(0, left)} left"
                 raise RequestError(Code.NOSPC, f"{text}; add servers, or push fewer rows")

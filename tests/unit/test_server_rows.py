@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from plugml.core.errors import Code
 from plugml.core.keys import name_hash
+from plugml.core.limits import Limits
 from plugml.core.table import TableSpec
 from plugml.server import firsts
+from plugml.server.effects import Turn
 from plugml.server.optimizers import KERNELS, Mix, Scratch, advance
 from plugml.wire import messages as m
 from plugml.wire.codec import U8, U64
@@ -535,3 +537,23 @@ def test_the_same_log_gives_the_same_digest_and_another_one_does_not() -> None:
     assert same == digest({1: 1.0, 5: 2.0}, {5: 1.0})
     others = {digest({1: 1.0, 5: 2.0}, {5: 2.0}), digest({1: 1.0, 6: 2.0}, {6: 1.0}), digest({1: 1.0}, {5: 2.0}), digest({1: 1.0, 5: 2.0}, {1: 1.0})}
     assert len(others) == 4 and same not in others
+
+
+# -- turns
+
+
+def test_a_close_of_many_rows_is_done_in_turns() -> None:
+    """Each range's rows count against what one event may step, though it has no dense block."""
+    there = Box(job(sparse_table(width=8, buckets=16)), ring=16, limits=Limits(turn_bytes=64))
+    there.push({}, rows={"e": {row: np.ones(8) for row in range(64)}})
+    there.take()
+    held = there.servers["s0.1"].jobs[1].ranges.values()
+    assert sum(one.closing_bytes(0) for one in held) == 64 * 32 and sum(one.closing_bytes(1) for one in held) == 0
+    machine = there.servers["s0.1"]
+    effects = machine.on_message("a0.1", m.Tick(1, there.map.epoch(there.map.clock_range), 1, 0, 1, 0, ((0, 1.0),)), 0)
+    turns = 0
+    while any(isinstance(effect, Turn) for effect in effects):
+        turns += 1
+        effects = machine.on_message("", Turn(), 0)
+        machine.check()
+    assert turns >= 4 and all(one.closed == 1 for one in held)
