@@ -77,7 +77,7 @@ class Channel:
     __slots__ = (
         "name", "job", "number", "worker", "gen", "done_seq", "cur_seq", "clock", "version", "status", "sums", "owed", "crc",
         "pushes", "elements", "state", "line", "request", "looked", "taken_up", "rung", "said_bye", "kept", "seen_us", "last_error", "refused", "reading",
-        "stopped", "piece", "abandoned",
+        "stopped", "piece", "abandoned", "data_bytes",
     )  # fmt: skip
 
     def __init__(self, opened: e.ChannelOpened, now_us: int) -> None:
@@ -92,11 +92,12 @@ class Channel:
         self.version = opened.version
         self.status = opened.status
         # Sums of the weights of this clock's pushes, by table: a push counts for the tables that take part in it.
-        self.sums = {DENSE: opened.weight} if opened.weight else {}
+        self.sums = {**({DENSE: opened.weight} if opened.weight else {}), **dict(opened.sums)}
         self.owed = bool(opened.flags & FLAG_OWED)  # `sums` are those of clock - 1, whose tick is under way
         self.crc = 0  # sample of this clock's pushes
         self.pushes = opened.pushes
         self.elements = opened.elements
+        self.data_bytes = opened.data_bytes  # at adoption
         self.state = READY
         self.line: bytes | None = None  # the line that was answered last
         self.request: Request | None = None  # the one being worked on
@@ -308,8 +309,8 @@ class Channel:
     def _words(self, flags: int) -> list[Any]:
         """Everything that stands for done_seq, and then done_seq itself: a crash between the two repeats the request."""
         flags |= FLAG_OWED if self.owed else 0
-        weight = self.sums.get(DENSE, 0.0)
-        result = e.WriteResult(self.name, self.done_seq, self.clock, self.version, self.status, weight, self.pushes, flags)
+        weight, sums = self.sums.get(DENSE, 0.0), tuple((name, weight) for name, weight in self.sums.items() if name != DENSE)
+        result = e.WriteResult(self.name, self.done_seq, self.clock, self.version, self.status, weight, self.pushes, flags, sums)
         return [result, e.SetDone(self.name, self.done_seq)]
 
     def _ok(self, request: Request, answer: Answer) -> e.Reply:
@@ -322,7 +323,8 @@ class Channel:
     def _reply_again(self, line: bytes) -> e.Reply:
         """The reply to done_seq from what the page says, and the line that is still there."""
         if self.status == Code.OK:
-            return self._ok(parse_request(line), Answer(self.version, stop=self.stopped))
+            request = parse_request(line)
+            return self._ok(request, Answer(self.version, stop=self.stopped, n=self.data_bytes if request.verb == "next" else None))
         return e.Reply(self.name, format_reply(Record(False, self.done_seq, self.clock, code=Code(self.status))))
 
     def _hello(self) -> e.Reply:

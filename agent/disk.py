@@ -89,7 +89,7 @@ class Disk:
             self._feed(e.ChannelFailed(name, error.code, error.text))
             return
         try:
-            kept = channel.kept_pushes()
+            kept, sums, data_bytes = channel.kept_pushes(), channel.sums.read(channel.done_seq), channel.files.size("data")
         except RequestError as error:
             channel.abandon()
             self._feed(e.ChannelFailed(name, error.code, error.text))
@@ -103,7 +103,7 @@ class Disk:
             e.ChannelOpened(
                 name, info.job, info.number, info.worker, info.gen, result.seq, channel.cur_seq, clock, result.version,
                 result.status, result.weight, result.pushes, info.elements, kept, info.bell, bool(result.flags & FLAG_STOP),
-                result.flags,
+                result.flags, sums, data_bytes,
             )
         )  # fmt: skip
 
@@ -217,9 +217,8 @@ class Disk:
         self._store(effect.channel, lambda channel: channel.set_current(effect.seq))
 
     def _write_result(self, effect: e.WriteResult) -> None:
-        name, seq, clock, version, status, weight, pushes, flags = effect
-        if name not in self._refused:
-            self._store(name, lambda channel: channel.write_result(seq, clock, version, status, weight, pushes, flags))
+        if effect.channel not in self._refused:
+            self._store(effect.channel, lambda channel: channel.write_result(*effect[1:]))
 
     def _write_error(self, effect: e.WriteError) -> None:
         self._refused.discard(effect.channel)

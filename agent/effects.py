@@ -124,7 +124,8 @@ class WriteResult(NamedTuple):
     """What the coming `SetDone(seq)` will stand for.  Until then the words of the request before it stay valid.
 
     `clock` counts the clocks that the worker has finished after the request; `weight` the sum of the weights of its pushes in that clock, and
-    `pushes` their number in this generation.  `flags` are those of done_flags (page.FLAG_STOP).
+    `pushes` their number in this generation.  `flags` are those of done_flags (page.FLAG_STOP ...).  `sums` are the weights of the
+    sparse tables in that clock, by name.
     """
 
     channel: str
@@ -135,6 +136,7 @@ class WriteResult(NamedTuple):
     weight: float
     pushes: int
     flags: int = 0
+    sums: tuple[tuple[str, float], ...] = ()
 
 
 class WriteError(NamedTuple):
@@ -262,6 +264,8 @@ class ChannelOpened(NamedTuple):
     bell: str = "fifo"
     stop: bool = False
     flags: int = 0  # done_flags, the agent's own bits among them
+    sums: tuple[tuple[str, float], ...] = ()  # as in WriteResult
+    data_bytes: int = 0  # of `data`
 
 
 class ChannelFailed(NamedTuple):

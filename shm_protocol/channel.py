@@ -27,6 +27,7 @@ from .places import Places, check_size
 from .reading import Data, KeptFiles, Reader, parts_of
 from .request import Reply, Request, format_reply, format_request, seq_of
 from .root import boot_id, is_kept
+from .sums import Sums
 
 TORN_READS_MAX = 16  # a program that keeps rewriting cmd has not rung yet
 ERR_TEXT_MAX = ctl.PAGE_BYTES - 1
@@ -64,6 +65,7 @@ class AgentChannel:
         self._rows_pushed = self._rows_pulled = 0
         self._param_looked_at = False
         self.reader = Reader(Places(info))
+        self.sums = Sums(files, info)
         self._count("adoptions")
         self._store_counters()
         self._store_words(self.result)
@@ -216,9 +218,11 @@ class AgentChannel:
         self.files.truncate(name, len(data))
 
     def write_result(
-        self, seq: int, clock: int, version: int, status: int, weight: float = 0.0, pushes: int = 0, flags: int = 0, *, stop: bool = False
-    ) -> None:
+        self, seq: int, clock: int, version: int, status: int, weight: float = 0.0, pushes: int = 0, flags: int = 0,
+        sums: Sequence[tuple[str, float]] = (), *, stop: bool = False,
+    ) -> None:  # fmt: skip
         """What the coming `set_done(seq)` will stand for; until then the result before it stays whole."""
+        self.sums.write(seq, sums)
         flags |= ctl.FLAG_STOP if stop else 0
         self._next = ctl.Result(seq, clock, version, status, flags, weight, pushes)
         self._rep_word = (self._rep_word + 1) & 0xFFFFFFFF

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ..core.errors import Code, RootError
 from ..core.limits import CACHE_LINE_BYTES
+from . import sums
 from .info import Info, rounded
 from .kept import HEAD_BYTES, SLOTS
 from .page import PAGE_BYTES, RECORD_BYTES, REQUEST_BYTES_MAX, Moving, new_page, read_moving
@@ -138,6 +139,8 @@ def files_of(info: Info) -> tuple[tuple[str, int, int], ...]:
     ]  # fmt: skip
     if kinds - {"str"}:
         files += [("gidx", 0o600, info.cap_idx), ("want", 0o600, info.cap_idx), ("gidx.txt", 0o600, 0), ("want.txt", 0o600, 0)]
+    if kinds:
+        files.append((sums.NAME, 0o600, sums.file_bytes(info)))
     if "str" in kinds:
         files += [("gkey", 0o600, 0), ("wkey", 0o600, 0)]
     if info.bell == "sem":

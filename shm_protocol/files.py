@@ -19,7 +19,7 @@ from .semaphore import Semaphore
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _WRITE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 #: Files that the agent writes; it only reads all others.
-WRITTEN = frozenset({"param", "param.txt", "data", "reply", "ctl", "err", *SLOTS})
+WRITTEN = frozenset({"param", "param.txt", "data", "reply", "ctl", "err", "sums", *SLOTS})
 
 
 class Files(Protocol):

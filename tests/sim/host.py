@@ -212,7 +212,7 @@ class Host:
         return fx.ChannelOpened(
             name, info.job, info.number, info.worker, info.gen, served.done_seq, served.cur_seq, clock, result.version,
             result.status, result.weight, result.pushes, info.elements, served.kept_pushes(), info.bell, bool(result.flags & FLAG_STOP),
-            result.flags,
+            result.flags, served.sums.read(served.done_seq), served.files.size("data"),
         )  # fmt: skip
 
     def served(self, name: str) -> AgentChannel:

@@ -210,7 +210,7 @@ class World:
             e.ChannelOpened(
                 effect.channel, info.job, info.number, info.worker, info.gen, served.done_seq, served.cur_seq, clock,
                 result.version, result.status, result.weight, result.pushes, info.elements, served.kept_pushes(), info.bell,
-                bool(result.flags & FLAG_STOP), result.flags,
+                bool(result.flags & FLAG_STOP), result.flags, served.sums.read(served.done_seq), served.files.size("data"),
             ),
         ))  # fmt: skip
 
