@@ -39,37 +39,43 @@ class Column:
             grown = np.zeros((nbytes // row_bytes, width), self.array.dtype)
             grown[:room] = self.array
             self.array = grown
-        else:
-            self._map(-(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE)
+            return
+        # Twice may be more than the host has, and what is needed not.
+        if not (self._map(nbytes) or self._map(rows * row_bytes)):
+            raise MemoryError(f"no memory for {rows * row_bytes} bytes of rows")
 
-    def _map(self, nbytes: int) -> None:
-        """Enlarge the mapping, or make it and move in."""
-        old = self.array
-        dtype, width = old.dtype, old.shape[1]
+    def _map(self, nbytes: int) -> bool:
+        """Enlarge the mapping, or make it and move in; False if there is no memory."""
+        nbytes = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
-            if self._mapping is None:
-                self._mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-                _in_large_pages(self._mapping)
-                self.array = self._view(self._mapping, dtype, width)
-                self.array[: len(old)] = old
-                return
-            held = self._mapping
-            self.array = old = np.zeros((0, width), dtype)  # a mapping with a view of it cannot grow
-            try:
-                held.resize(nbytes)
-                _in_large_pages(held)
-            finally:
-                self.array = self._view(held, dtype, width)
-        except OSError as error:
-            raise MemoryError(f"no memory for {nbytes} bytes of rows: {error}") from error
+            if self._mapping is None or not self._enlarge(self._mapping, nbytes):
+                self._move(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+        except (OSError, OverflowError, ValueError):
+            return False
+        assert self._mapping is not None
+        with contextlib.suppress(OSError):  # the first touch of new rows costs half in large pages; some kernels have none
+            self._mapping.madvise(mmap.MADV_HUGEPAGE)
+        return True
 
-    @staticmethod
-    def _view(mapping: mmap.mmap, dtype: np.dtype[Any], width: int) -> Array:
-        rows = len(mapping) // (width * dtype.itemsize)
-        return np.frombuffer(mapping, dtype, rows * width).reshape(rows, width)
+    def _enlarge(self, mapping: mmap.mmap, nbytes: int) -> bool:
+        """False if somebody still looks at the array: its memory must stay where it is.  Raises OSError."""
+        like = np.zeros((0, self.array.shape[1]), self.array.dtype)
+        self.array = like  # a mapping with a view of it cannot grow
+        try:
+            mapping.resize(nbytes)
+        except BufferError:
+            return False
+        finally:
+            self.array = _view(mapping, like)
+        return True
+
+    def _move(self, mapping: mmap.mmap) -> None:
+        grown = _view(mapping, self.array)
+        grown[: len(self.array)] = self.array
+        self.array, self._mapping = grown, mapping
 
 
-def _in_large_pages(mapping: mmap.mmap) -> None:
-    """Ask for large pages: the first touch of new rows costs half.  A kernel without them says no, and nothing is lost."""
-    with contextlib.suppress(OSError):
-        mapping.madvise(mmap.MADV_HUGEPAGE)
+def _view(mapping: mmap.mmap, like: Array) -> Array:
+    width = like.shape[1]
+    rows = len(mapping) // (width * like.dtype.itemsize)
+    return np.frombuffer(mapping, like.dtype, rows * width).reshape(rows, width)

@@ -122,10 +122,11 @@ def _check_once(groups: Sequence[Group]) -> None:
         if apart and all(group.ascending for group in some):
             continue
         ids = np.concatenate([group.ids for group in some])
-        order = np.argsort(ids, kind="stable")
-        twice = np.flatnonzero(ids[order[1:]] == ids[order[:-1]])
+        ordered = np.sort(ids)
+        twice = np.flatnonzero(ordered[1:] == ordered[:-1])
         if len(twice):
-            raise _twice(rows, some, int(order[twice[0]]), int(order[twice[0] + 1]))
+            one, two = np.flatnonzero(ids == ordered[twice[0]])[:2]
+            raise _twice(rows, some, int(one), int(two))
 
 
 def _twice(rows: Rows, groups: Sequence[Group], one: int, two: int) -> RequestError:

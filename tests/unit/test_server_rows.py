@@ -557,3 +557,4 @@ def test_a_close_of_many_rows_is_done_in_turns() -> None:
         effects = machine.on_message("", Turn(), 0)
         machine.check()
     assert turns >= 4 and all(one.closed == 1 for one in held)
+

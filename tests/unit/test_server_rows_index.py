@@ -222,3 +222,31 @@ def test_another_failure_of_the_compiler_is_not_hidden(monkeypatch: pytest.Monke
     monkeypatch.setattr(rowindex.numba, "njit", njit)
     with pytest.raises(RuntimeError, match="something else"):
         rowindex._compiled("void()")(len)
+
+
+def test_where_twice_the_room_is_too_much_what_is_needed_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growing, "MAPPED_BYTES", mmap.PAGESIZE)
+    column = Column(np.dtype(np.float64), 1)
+    column.reserve(10_000)
+    column.array[:] = 3
+    room = len(column.array)
+    original = Column._map
+
+    def tight(self: Column, nbytes: int) -> bool:
+        return nbytes <= 8 * (room + 600) and original(self, nbytes)
+
+    monkeypatch.setattr(Column, "_map", tight)
+    column.reserve(room + 5)
+    assert room + 5 <= len(column.array) < room + 600 and (column.array[:room] == 3).all()
+
+
+def test_somebody_who_still_looks_keeps_what_he_looks_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growing, "MAPPED_BYTES", mmap.PAGESIZE)
+    column = Column(np.dtype(np.float64), 1)
+    column.reserve(10_000)
+    column.array[:] = 3
+    look = column.array[:5]
+    column.reserve(100_000)
+    assert (column.array[:10_000] == 3).all() and not column.array[20_000:].any()
+    column.array[:5] = 4
+    assert (look == 3).all()
