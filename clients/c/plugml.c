@@ -30,7 +30,7 @@
 #endif
 
 /* Older C libraries have semaphores in another library (-pthread).  Only jobs with bell=sem need them: told where one comes. */
-#ifdef __GNUC__
+#if defined(__GLIBC__) && __GLIBC__ == 2 && __GLIBC_MINOR__ < 34
 #pragma weak sem_open
 #pragma weak sem_close
 #pragma weak sem_trywait
@@ -423,7 +423,9 @@ static int read_info(plugml *p)
         return fail(p, PLUGML_FORMAT, "info holds a table that cannot be read");
     p->worker = (int)worker;
     p->workers = (int)workers;
-    return strcmp(p->bell, "sem") ? 0 : open_semaphore(p, semaphore);
+    if (!strcmp(p->bell, "sem"))
+        return open_semaphore(p, semaphore);
+    return strcmp(p->bell, "fifo") ? fail(p, PLUGML_VERSION, "the channel has a bell that this client does not know: use bell=fifo") : 0;
 }
 
 /* CRC-32 as zlib counts it.  128 bytes once: a table would be longer than the time it saves. */

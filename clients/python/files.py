@@ -201,23 +201,22 @@ class ChannelFiles:
     def wait(self, seq: int) -> Reply:
         """Sleep until the reply to `seq` comes; repeats of earlier replies are thrown away."""
         while True:
-            reply = parse_reply(self._record() if self.semaphore is None else self._posted(self.semaphore, seq))
-            if reply is not None and (reply.seq == seq or reply.code is Code.GONE):
+            record = self._record() if self.semaphore is None else self._posted(self.semaphore, seq)
+            if _answers(record, seq) and (reply := parse_reply(record)) is not None:
                 return reply
 
     def _posted(self, semaphore: Semaphore, seq: int) -> bytes:
         """What lies in `reply` once it was posted.  Posts for earlier replies leave another seq there."""
         while True:
-            woken = semaphore.wait()
-            over = self._is_over()  # looked at before the reply, which may come between the two looks
-            if not woken and not over:
+            if not semaphore.wait() and not self._is_over():
                 continue
             record = self._settled_reply()
-            reply = parse_reply(record)
-            if reply is not None and (reply.seq == seq or reply.code is Code.GONE):
+            if not _answers(record, seq) and self._is_over():
+                record = self._settled_reply()  # it may have come between the two looks
+                if not _answers(record, seq):
+                    raise ChannelError(Code.GONE, _GONE_TEXT)
+            if _answers(record, seq):
                 return record
-            if over:
-                raise ChannelError(Code.GONE, _GONE_TEXT)
 
     def _settled_reply(self) -> bytes:
         first, second = bytearray(RECORD_BYTES), bytearray(RECORD_BYTES)
@@ -278,6 +277,11 @@ def parse_reply(record: bytes) -> Reply | None:
         )  # fmt: skip
     except (ValueError, KeyError):
         return None
+
+
+def _answers(record: bytes, seq: int) -> bool:
+    reply = parse_reply(record)
+    return reply is not None and (reply.seq == seq or reply.code is Code.GONE)
 
 
 def pause(seconds: float) -> float:
