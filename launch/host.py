@@ -235,7 +235,7 @@ def _memory_left(group: Path, limit_name: str, used_name: str, prefix: str) -> i
 
 def free_bytes(path: Path) -> int:
     """Free bytes where the path is, or would be."""
-    while not path.exists() and path != path.parent:
+    while not os.path.exists(path) and path != path.parent:  # false, too, below a directory that we may not enter
         path = path.parent
     state = os.statvfs(path)
     if not state.f_blocks:  # a file system without a size, e.g. some tmpfs: only trying tells

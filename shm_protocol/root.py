@@ -64,11 +64,11 @@ def prepare_root(root: Path, *, allow_disk: bool = False) -> list[str]:
     longest = SOCKET_PATH_MAX - SOCKET_NAME_MAX
     if len(os.fsencode(root)) > longest:
         raise RootError(f"the channel root {root} is longer than {longest} bytes, so no socket fits into it; choose a shorter PLUGML_ROOT")
+    warning = _check_parents(root)
     if not root.parent.is_dir():
         if root.parent.parent.is_dir() and not allow_disk:
             _check_in_memory(root, root.parent.parent)  # before anything is made
         _make_private(root.parent)
-    warning = _check_parent(root)
     _make_private(root)
     check_root(root, allow_disk=allow_disk)
     return [text for text in (warning, _remove_ipc_warning(root)) if text]
@@ -99,17 +99,35 @@ def _check_in_memory(root: Path, existing: Path) -> None:
         )
 
 
-def _check_parent(root: Path) -> str:
-    """Refuse, or warn of, a place where somebody else could put a directory of his own in the root's stead."""
-    found = os.stat(root.parent)
-    if found.st_uid not in (0, os.getuid()):
-        raise RootError(
-            f"{root.parent}, where the channel root {root.name} is to lie, belongs to {_user(found.st_uid)}, who could exchange it; "
-            "set PLUGML_ROOT to a directory of your own"
-        )
-    if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
-        return f"{root.parent}, where the channel root {root.name} lies, may be written by others, who could exchange it: chmod go-w {root.parent}"
-    return ""
+def _check_parents(root: Path) -> str:
+    """Refuse, or warn of, a place where somebody else could put a directory of his own in the stead of the root, or of one above it."""
+    warning, trusted = "", _trusted_owners()
+    for above in dict.fromkeys((*root.parents, *root.resolve().parents)):
+        try:
+            found = os.stat(above)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise RootError(f"the channel root {root} cannot be reached: {error.strerror}; set PLUGML_ROOT to a place that you may write") from error
+        if found.st_uid not in trusted:
+            raise RootError(
+                f"{above}, where the channel root {root.name} is to lie, belongs to {_user(found.st_uid)}, who could exchange it; "
+                "set PLUGML_ROOT to a directory of your own"
+            )
+        if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX and not warning:
+            warning = f"{above}, where the channel root {root.name} lies, may be written by others, who could exchange it: chmod go-w {above}"
+    return warning
+
+
+def _trusted_owners() -> set[int]:
+    """Root and we; in a user namespace also whoever stands there for all users without a number: root's directories look like that."""
+    trusted = {0, os.getuid()}
+    try:
+        if Path("/proc/self/uid_map").read_text().split()[2:3] != ["4294967295"]:
+            trusted.add(int(Path("/proc/sys/kernel/overflowuid").read_text()))
+    except (OSError, ValueError):
+        pass  # no namespaces here
+    return trusted
 
 
 def _make_private(directory: Path) -> None:

@@ -91,8 +91,17 @@ def test_a_root_that_somebody_else_could_exchange_is_refused(place: Path, does_n
     if os.getuid() != 0:
         does_not_apply("only the superuser can make another user's directory")
     os.chown(place, 12345, 12345)
-    with pytest.raises(RootError, match="belongs to user 12345, who could exchange it; set PLUGML_ROOT"):
-        roots.prepare_root(place / "inner")
+    for inner in (place / "inner", place / "above" / "inner"):
+        with pytest.raises(RootError, match="belongs to user 12345, who could exchange it; set PLUGML_ROOT"):
+            roots.prepare_root(inner)
+    assert os.listdir(place) == ["inner"]  # nothing was made before
+    link = place.with_name(place.name + "-link")
+    link.symlink_to(place)
+    try:
+        with pytest.raises(RootError, match="belongs to user 12345"):
+            roots.prepare_root(link / "inner")
+    finally:
+        link.unlink()
 
 
 def test_a_root_without_a_parent_is_refused(place: Path) -> None:
