@@ -127,8 +127,8 @@ class Acceptance:
         """The program is told with its next request."""
         operation, delivery = self.operation, self.operation.delivery
         ticking = delivery.ticking and not delivery.ticked
-        operation.close()
         self.behind.failures.append(Failure(operation.request, self.slot, code, text, ticking, delivery.pushed))
+        operation.close()
 
     def drop_copy(self) -> list[Any]:
         if self.slot < 0:

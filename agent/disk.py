@@ -43,6 +43,7 @@ class Disk:
         self._is_lent = is_lent
         self._buffers: dict[str, Buffers] = {}
         self._refused: set[str] = set()  # channels whose values could not be written, until the machine has heard of it
+        self._failed: set[str] = set()  # channels whose own files refuse a store, until the machine closes them
         self._exports = ExportDisk(loop, feed)
         self._pieces = Pieces()
 
@@ -232,22 +233,27 @@ class Disk:
         self._store(effect.channel, lambda channel: channel.set_state(effect.state))
 
     def _store(self, name: str, store: Callable[[AgentChannel], None]) -> None:
+        """After the first store that fails no other of the channel is made: each of them stands for those before it."""
         channel = self.channels.get(name)
-        if channel is None:
+        if channel is None or name in self._failed:
             return
         try:
             store(channel)
         except RequestError as error:
-            self._feed(e.ChannelFailed(name, error.code, error.text))
+            self._fail(name, error)
+
+    def _fail(self, name: str, error: RequestError) -> None:
+        self._failed.add(name)
+        self._feed(e.ChannelFailed(name, error.code, error.text))
 
     def _reply(self, effect: e.Reply) -> None:
         channel = self.channels.get(effect.channel)
-        if channel is None or effect.channel in self._refused:
+        if channel is None or effect.channel in self._refused or effect.channel in self._failed:
             return
         try:
             read = channel.reply(effect.record)
         except RequestError as error:  # of the file that stands for the bell
-            self._feed(e.ChannelFailed(effect.channel, error.code, error.text))
+            self._fail(effect.channel, error)
             return
         if not read:
             self._feed(e.ReplyFailed(effect.channel, "1,024 of them lie unread in rep"))
@@ -257,6 +263,7 @@ class Disk:
         channel = self.channels.pop(name, None)
         self._buffers.pop(name, None)
         self._refused.discard(name)
+        self._failed.discard(name)
         if channel is not None:
             self._deaf(name, channel)
             try:
