@@ -43,7 +43,7 @@ class Disk:
         self._is_lent = is_lent
         self._buffers: dict[str, Buffers] = {}
         self._refused: set[str] = set()  # channels whose values could not be written, until the machine has heard of it
-        self._failed: set[str] = set()  # channels whose own files refuse a store, until the machine closes them
+        self._failed: set[str] = set()  # channels whose own files refused a store, until the machine has heard of it
         self._exports = ExportDisk(loop, feed)
         self._pieces = Pieces()
 
@@ -222,7 +222,8 @@ class Disk:
             self._store(effect.channel, lambda channel: channel.write_result(*effect[1:]))
 
     def _write_error(self, effect: e.WriteError) -> None:
-        self._refused.discard(effect.channel)
+        self._refused.discard(effect.channel)  # the machine has heard of it
+        self._failed.discard(effect.channel)
         self._store(effect.channel, lambda channel: channel.write_error(effect.text))
 
     def _set_done(self, effect: e.SetDone) -> None:

@@ -23,7 +23,7 @@ from . import kept, numbers
 from . import page as ctl
 from .files import DiskFiles, Files, open_directory
 from .info import INFO_BYTES_MAX, Info, parse_info
-from .places import Places, check_size
+from .places import Places
 from .reading import Data, KeptFiles, Reader, parts_of
 from .request import Reply, Request, format_reply, format_request, seq_of
 from .root import boot_id, is_kept
@@ -130,18 +130,15 @@ class AgentChannel:
         places, name = self.reader.places, kept.SLOTS[slot]
         parts = parts_of(request, places)
         sizes = dict.fromkeys(kept.PARTS, 0)
-        for part, needed in parts.items():
-            size = self.files.size(part)
-            if needed is not None:
-                check_size(part, size, needed, self.info.cap_grad if part == "grad" else self.info.cap_idx, request)
-            sizes[part.removesuffix(".txt")] = size if needed is None else needed
+        for part in parts:
+            sizes[part.name.removesuffix(".txt")] = part.bytes_of(self.files.size(part.name), request)
         made = kept.Kept(format_request(request)[:-1], tuple(sizes.values()))
         self.files.size(name)
         self.files.write(name, 0, kept.FREE)
         offsets = dict(zip(kept.PARTS, made.offsets))
         for part in parts:
-            bare = part.removesuffix(".txt")
-            self._copy(part, sizes[bare], name, offsets[bare])
+            bare = part.name.removesuffix(".txt")
+            self._copy(part.name, sizes[bare], name, offsets[bare])
         self.files.write(name, 0, made.pack())
         self._count("kept")
 

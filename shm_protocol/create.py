@@ -56,7 +56,8 @@ class Channel:
             except FileNotFoundError:
                 pass  # swept by an agent that took us for dead: there is no request left to answer
             self.name = dead
-        self.answer_gone()
+        if not self.answer_gone() and self._semaphore is not None:
+            self._semaphore.post()  # whoever sleeps there finds no channel under its name any more
 
     def answer_gone(self) -> bool:
         """Answer the request in `cmd`, if there is one, with GONE (indefinite).  Only after `retire`; returns whether it did."""
@@ -77,19 +78,17 @@ class Channel:
             return False
 
     def _answer_by_semaphore(self, record: bytes) -> bool:
-        """Posted whether `reply` is there or not: a program that is woken sees that it is gone."""
         assert self._semaphore is not None
         try:
             fd = os.open(f"{self.name}/reply", os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self._root_fd)
-        except OSError:
+        except OSError:  # taken away by the program
             return False
-        else:
-            try:
-                return os.pwrite(fd, record, 0) == RECORD_BYTES
-            finally:
-                os.close(fd)
+        try:
+            answered = os.pwrite(fd, record, 0) == RECORD_BYTES
         finally:
-            self._semaphore.post()
+            os.close(fd)
+        self._semaphore.post()
+        return answered
 
     def _read_state(self) -> tuple[bytes | None, int]:
         """The request line, and done_seq."""

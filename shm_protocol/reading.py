@@ -198,7 +198,7 @@ class Reader:
         if not wanted:
             return []
         count = sum(rows for _number, rows in wanted)
-        text = np.frombuffer(self._read_lines(source, name, count * (r.KEY_BYTES_MAX + 1), count), np.uint8)
+        text = np.frombuffer(self._read_lines(source, name, r.key_bytes_max(count), count), np.uint8)
         keys, ends = r.split_keys(text, count, name)
         found = []
         start = 0
@@ -221,8 +221,7 @@ class Reader:
     @staticmethod
     def _read_lines(source: Source, name: str, most: int, count: int) -> bytes:
         size = source.size(name)
-        if size > most:
-            raise RequestError(Code.SIZE, f"{name} has {size} bytes, {count} lines need at most {most}; nothing was applied")
+        check_text_size(name, size, most, count)
         text = bytearray(size)
         return bytes(memoryview(text)[: source.read_into(name, text)])
 
@@ -243,17 +242,45 @@ def _stored(places: Places) -> tuple[list[int], int]:
     return offsets, end
 
 
-def parts_of(request: Request, places: Places) -> dict[str, int | None]:
-    """The files that a request names, with the bytes that take part; None = the whole file, a text."""
-    grad, gidx, want = places.grad(request), places.gidx(request), places.want(request)
-    found: dict[str, int | None] = {}
-    for name, nbytes in (("grad", grad.nbytes), ("gidx", gidx.nbytes), ("want", want.nbytes)):
-        if nbytes:
-            found[f"{name}.txt" if request.text else name] = None if request.text else nbytes
+class Part(NamedTuple):
+    """A file that a request names: the bytes that take part and its full size, or lines of which all takes part."""
+
+    name: str
+    nbytes: int
+    cap: int
+    lines: int = 0  # of a text
+
+    def bytes_of(self, size: int, request: Request) -> int:
+        """How many bytes take part of a file of `size`.  Raises `RequestError` SIZE."""
+        if self.lines:
+            check_text_size(self.name, size, self.nbytes, self.lines)
+            return size
+        check_size(self.name, size, self.nbytes, self.cap, request)
+        return self.nbytes
+
+
+def parts_of(request: Request, places: Places) -> list[Part]:
+    """The files that a request names."""
+    info, grad, gidx, want = places.info, places.grad(request), places.gidx(request), places.want(request)
+    dense = info.elements if grad.dense else 0
+    found = []
+    for name, layout, cap, lines in (
+        ("grad", grad, info.cap_grad, dense + sum(place.rows * places.tables[place.table].width for place in grad.places)),
+        ("gidx", gidx, info.cap_idx, sum(place.rows for place in gidx.places)), ("want", want, info.cap_idx, sum(place.rows for place in want.places)),
+    ):  # fmt: skip
+        if layout.nbytes:
+            found.append(Part(f"{name}.txt", numbers.text_bytes_max(lines), 0, lines) if request.text else Part(name, layout.nbytes, cap))
     for name, sections in (("gkey", _pushed(request.sections)), ("wkey", _wanted(request.sections))):
-        if places.keys(sections):
-            found[name] = None
+        lines = sum(rows for _number, rows in places.keys(sections))
+        if lines:
+            found.append(Part(name, r.key_bytes_max(lines), 0, lines))
     return found
+
+
+def check_text_size(name: str, size: int, most: int, lines: int) -> None:
+    """Raises `RequestError` SIZE for a text that is longer than its lines can be: it is refused unread."""
+    if size > most:
+        raise RequestError(Code.SIZE, f"{name} has {size} bytes, {lines} lines need at most {most}; nothing was applied")
 
 
 def _pushed(sections: tuple[Section, ...]) -> list[tuple[str, int]]:

@@ -54,6 +54,11 @@ def check_ids(ids: Ids, table: InfoTable, name: str) -> None:
     raise RequestError(Code.RANGE, text)
 
 
+def key_bytes_max(count: int) -> int:
+    """A file of so many keys that is longer is refused unread."""
+    return count * (KEY_BYTES_MAX + 1)
+
+
 def split_keys(text: Bytes, count: int, name: str) -> tuple[Bytes, Ends]:
     """The keys without their newlines, and where each ends.  Raises `RequestError` SIZE or FORMAT, naming the line."""
     stops = np.flatnonzero(text == _NEWLINE)

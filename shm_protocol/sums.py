@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
+from ..core.errors import Code, RequestError
 from .files import Files
 from .info import Info
 
@@ -37,8 +38,10 @@ class Sums:
         if not self._names:
             return ()
         self._files.size(NAME)
-        row = self._files.read(NAME, 2 * self._row.size)[self._at(seq) :]
-        return tuple((name, weight) for name, weight in zip(self._names, self._row.unpack_from(row)) if weight)
+        row = self._files.read(NAME, 2 * self._row.size)[self._at(seq) :][: self._row.size]
+        if len(row) < self._row.size:
+            raise RequestError(Code.PERM, f"{NAME} was made shorter than it was: a channel's own files must stay as they are")
+        return tuple((name, weight) for name, weight in zip(self._names, self._row.unpack(row)) if weight)
 
     def write(self, seq: int, weights: Iterable[tuple[str, float]]) -> None:
         """Before the result of `seq`.  Raises `RequestError`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
@@ -236,6 +237,31 @@ def test_a_long_list_is_found_by_number(tmp_path: Path) -> None:
     pieces = Pieces()
     for number in (0, 1, 29_999, 59_999):
         assert pieces.line(str(tmp_path / "pieces"), number).decode() == lines[number]
+
+
+def test_a_store_that_fails_takes_those_after_it_with_it(root: Path, hands: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+    """done_seq never moves without the result that it stands for."""
+    with make(root) as channel:
+        hands.do(e.OpenChannel(NAME))
+        hands.do(e.SetCurrent(NAME, 1))
+        os.truncate(channel.directory / "sums", 0)
+        real = os.pwrite
+
+        def full(fd: int, data: bytes, offset: int) -> int:
+            if os.readlink(f"/proc/self/fd/{fd}").endswith("/sums"):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(fd, data, offset)
+
+        monkeypatch.setattr(os, "pwrite", full)
+        failed = hands.do(e.WriteResult(NAME, 1, 1, 5, 0, 0.0, 1))
+        assert isinstance(failed, e.ChannelFailed) and failed.code is Code.NOSPC
+        for effect in (e.SetDone(NAME, 1), e.Reply(NAME, b"ok 1 1".ljust(63) + b"\n"), e.DropPush(NAME, 0)):
+            assert hands.do(effect) is None
+        assert hands.disk.channels[NAME].done_seq == 0
+        hands.do(e.WriteError(NAME, "sums cannot be written"))
+        hands.do(e.CloseChannel(NAME, page.BROKEN, False))
+        assert (channel.directory / "err").read_text() == "sums cannot be written\n"
+        assert page.read_moving((channel.directory / "ctl").read_bytes()).state == page.BROKEN
 
 
 # -- bell=sem

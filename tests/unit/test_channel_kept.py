@@ -233,6 +233,17 @@ def test_a_file_of_another_size_is_not_kept(name: str, nbytes: int) -> None:
     assert agent.kept_pushes() == ()
 
 
+@pytest.mark.parametrize("name", ["gkey", "grad.txt", "gidx.txt", "wkey"])
+def test_a_text_that_is_too_long_is_not_copied(name: str) -> None:
+    line = "step 7 3 n=5 fmt=text t=50 table=e k=2 want=1 table=f k=1 want=2"
+    files = filled(line)
+    agent = adopt_twin(files, INFO, 1)
+    files.contents[name].extend(bytes(10_000))
+    with pytest.raises(RequestError, match=f"SIZE: {name} has .* lines need at most"):
+        agent.keep(0, parse_request(line.encode()))
+    assert agent.kept_pushes() == ()
+
+
 def test_a_slot_without_room_keeps_nothing_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     files = filled(RAW)
     agent = adopt_twin(files, INFO, 1)

@@ -162,13 +162,24 @@ def test_whoever_ends_the_channel_wakes_the_program(root: Path, end: str) -> Non
     kept.close()
 
 
-def test_gone_is_posted_when_reply_is_not_there_any_more(root: Path) -> None:
+@pytest.mark.parametrize("why", ["no reply file", "a reply file that is none", "nothing asked", "answered before"])
+def test_gone_is_posted_whatever_there_is_to_answer(root: Path, why: str) -> None:  # SPEC 5.14
     kept = made(root)
     waiter = posix_ipc.Semaphore(kept.info.sem)
-    (kept.directory / "cmd").write_bytes(b"step 1 0\n")
-    (kept.directory / "reply").unlink()
+    if why != "nothing asked":
+        (kept.directory / "cmd").write_bytes(b"step 1 0\n")
+    if why == "answered before":  # by an agent that died between done_seq and the reply
+        agent = adopted(kept)
+        agent.write_result(1, 1, 1, 0)
+        agent.set_done(1)
+        agent.abandon()
+    elif why != "nothing asked":
+        (kept.directory / "reply").unlink()
+        if why != "no reply file":
+            (kept.directory / "reply").mkdir()
     kept.retire()
     waited(waiter)
+    assert kept.answer_gone() is False
     waiter.close()
     kept.close()
 
