@@ -34,13 +34,24 @@ class Load(NamedTuple):
 
     def holders(self) -> list[Holder]:
         """What they are for: blocks and buckets."""
-        return [*[place for place, _ in self.items], *[group.rows for group in self.groups]]
+        holders: list[Holder] = [place for place, _ in self.items]
+        if self.groups:
+            holders += [group.rows for group in self.groups]
+        return holders
 
     def split(self) -> tuple[Load, Load]:
-        """What is stepped at once, and what waits for a close."""
+        """What is stepped at once, and what waits for a close: nearly always all or nothing."""
+        staged = [holder.staged for holder in self.holders()]
+        if True not in staged:
+            return self, NOTHING
+        if False not in staged:
+            return NOTHING, self
+        return self._split()
+
+    def _split(self) -> tuple[Load, Load]:
         at_once = Load([item for item in self.items if not item[0].staged], [group for group in self.groups if not group.rows.staged])
-        staged = Load([item for item in self.items if item[0].staged], [group for group in self.groups if group.rows.staged])
-        return at_once, staged
+        waiting = Load([item for item in self.items if item[0].staged], [group for group in self.groups if group.rows.staged])
+        return at_once, waiting
 
 
 class Prepared(NamedTuple):
@@ -109,8 +120,10 @@ class Contents:
     def prepare(self, load: Load, scalars: Scalars) -> Prepared:
         """Steps of what is not staged, made beside the visible values; room for all rows that are new."""
         at_once, staged = load.split()
-        self.buckets.admit(load.groups)
-        steps = self.buckets.stepped(at_once.groups, scalars)
+        steps: list[Step] = []
+        if load.groups:
+            self.buckets.admit(load.groups)
+            steps = self.buckets.stepped(at_once.groups, scalars)
         return Prepared(self.blocks.stepped(at_once.items, scalars), steps, staged)
 
     def close(self, plan: Plan, totals: Mapping[int, float], scalars: Scalars) -> Prepared:

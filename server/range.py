@@ -23,7 +23,7 @@ from ..core.jobmap import Bucket, Piece
 from ..core.limits import Limits
 from ..wire import messages as m
 from .blocks import Blocks, Scalars
-from .contents import NOTHING, Contents, Load, Prepared
+from .contents import NOTHING, Contents, Holder, Load, Prepared
 from .effects import JobFailed
 from .log import Entry, Log
 from .memory import Memory
@@ -88,20 +88,20 @@ class RangeMachine:
     def _on_push(self, sender: str, push: m.Push) -> Effects:
         """Take a push once, however often it arrives.  A sum of several workers' pushes is taken as one, or not at all."""
         components = push.components
-        if not components or len({component.worker for component in components}) != len(components):
+        if len(components) != 1 and (not components or len({component.worker for component in components}) != len(components)):
             raise PeerError(f"a push of {len(components)} components, which are not one worker's each")
         looks = [self.streams.look(component) for component in components]
-        if any(look != NEXT for look in looks):
+        if looks.count(NEXT) != len(looks):
             return self._not_next(sender, components, looks)
 
-        clock = components[0].clock
         try:
             load = self.contents.read(push.segments, push.payload)
-            staged = any([holder.staged for holder in load.holders()])
-            if staged and clock > self.closed + 1:
+            holders = load.holders()
+            staged = any([holder.staged for holder in holders])
+            if staged and components[0].clock > self.closed + 1:
                 return []  # too early to keep: the agent sends it again, when the clocks before it may have closed
             self._check(components, staged)
-            scalars = self._scalars(components, load)
+            scalars = self._scalars(components, holders)
             prepared = self.contents.prepare(load, scalars)
         except RequestError as refusal:
             return [Send(sender, self._refuse(refusal, *component[:3])) for component in components]
@@ -151,7 +151,7 @@ class RangeMachine:
         """Whether the push may be taken at all, its numbers aside.  Raises `RequestError`."""
         if self.failed:
             raise RequestError(Code.NONFINITE, self.failed)
-        if len({component[4:] for component in components}) != 1:
+        if len(components) > 1 and len({component[4:] for component in components}) > 1:
             raise RequestError(Code.RANGE, "a sum of pushes of different clocks or weights; send each alone")
         for component in components:
             self._check_component(component, staged)
@@ -172,11 +172,11 @@ class RangeMachine:
             text = f"worker {component.worker} pushed more than {most} times in clock {component.clock}"
             raise RequestError(Code.RANGE, f"{text}; end the clock more often, or add the pushes up before sending them")
 
-    def _scalars(self, components: Sequence[m.Component], load: Load) -> Scalars:
+    def _scalars(self, components: Sequence[m.Component], holders: Sequence[Holder]) -> Scalars:
         """Scalars of the steps that this push makes at once, by table."""
         first, *others = components
         found: Scalars = {}
-        for holder in load.holders():
+        for holder in holders:
             if holder.staged or holder.table in found:
                 continue
             share = self.shares.share(holder.table, first, others) if holder.mean else 1.0

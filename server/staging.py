@@ -66,15 +66,17 @@ class Staging:
             strange = sum(component[:2] not in ticked for component in components)
             if strange == len(components):
                 continue  # incarnations that did not live to tick this clock
-            weight = components[0].weight
+            weight, pushes = components[0].weight, len(components)
             for place, array in staged.items:
-                parts = plan.blocks.setdefault(place, Parts())
+                parts = plan.blocks.get(place)
+                if parts is None:
+                    parts = plan.blocks[place] = Parts()
                 parts.add(array, weight)
-                parts.weigh(weight, len(components), strange)
-            for pushed in staged.pushed:
-                plan.rows.setdefault(pushed.rows, RowParts()).append(pushed, weight)
-            for rows in {pushed.rows for pushed in staged.pushed}:
-                plan.rows[rows].weigh(weight, len(components), strange)
+                parts.weigh(weight, pushes, strange)
+            if staged.pushed:
+                _add_rows(plan, staged.pushed, weight)
+                for rows in {pushed.rows for pushed in staged.pushed}:
+                    plan.rows[rows].weigh(weight, pushes, strange)
         return plan
 
     def drop(self, clock: int) -> None:
@@ -98,3 +100,11 @@ class Staging:
         workers = self._clocks.get(clock, {})
         for worker in sorted(workers):
             yield from workers[worker]
+
+
+def _add_rows(plan: Plan, some: Sequence[Pushed], weight: float) -> None:
+    for pushed in some:
+        parts = plan.rows.get(pushed.rows)
+        if parts is None:
+            parts = plan.rows[pushed.rows] = RowParts()
+        parts.append(pushed, weight)

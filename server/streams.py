@@ -45,9 +45,10 @@ class Streams:
 
     def take(self, components: Sequence[Component]) -> bool:
         """The push is taken; True if an incarnation is new with it."""
-        newer = any([component.gen > self.gen(component.worker) for component in components])
-        for component in components:
-            self.rows[component.worker] = (component.gen, component.seq)
+        newer = False
+        for worker, gen, seq, *_ in components:
+            newer |= gen > self.gen(worker)
+            self.rows[worker] = (gen, seq)
         return newer
 
     def fence(self, worker: int, gen: int) -> None:
@@ -59,8 +60,8 @@ class Streams:
 
     def measure(self, components: Sequence[Component], base: int, at_once: bool) -> None:
         """A push is about to step: count others' steps since version `base`, which it was computed on (0 = on none)."""
-        workers = [component.worker for component in components]
         behind = 0
+        workers = [component.worker for component in components]
         if at_once and base > 0:
             for version, worker in reversed(self._steps):
                 if version <= base:
