@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 import threading
 from types import SimpleNamespace
@@ -200,3 +201,8 @@ def test_heard_is_what_left_the_server() -> None:
     there.push({}, rows={"e": {5: [1.0]}})
     there.feed("s0.1", "", Warm())
     assert [item for item in there.heard if isinstance(item.message, m.PushAck)] == [Heard("s0.1", "a0.1", m.PushAck(2, 0, 1, 2, 0, 1, 1))]
+
+
+def test_a_server_without_sparse_tables_never_imports_numba() -> None:
+    code = "import sys, plugml.server.main; sys.exit('numba' in sys.modules or 'plugml.server.rowindex' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
