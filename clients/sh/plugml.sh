@@ -83,6 +83,11 @@ plugml_attach() {
         plugml_fail_ VERSION "the channel wakes its program by bell=$plugml_bell_, which a shell cannot wait for: run the job with bell=fifo"
         return 2
     fi
+    plugml_page_=$(od -A n -t u2 -j 8 -N 2 "$PLUGML_DIR/ctl" 2> /dev/null) || plugml_page_=''
+    if [ -n "$plugml_page_" ] && [ "$((plugml_page_))" != 1 ]; then
+        plugml_fail_ VERSION "$PLUGML_DIR/ctl has a layout that this client does not know: use the plugml.sh that belongs to this plugml"
+        return 2
+    fi
     plugml_open_ || return
     plugml_fatal_=0 plugml_attached_=1
     plugml_hello_ || { plugml_fatal_=1; return 2; }

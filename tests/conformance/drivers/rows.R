@@ -74,6 +74,7 @@ do_one <- function(op) {
 
 for (op in commandArgs(trailingOnly = TRUE)) {
   if (op == "bye") break
+  if (op == "end") quit(status = 0)
   do_one(op)
 }
 if (!plugml_code(p) %in% c("OK", "STOP")) quit(status = 1)

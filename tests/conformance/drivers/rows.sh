@@ -58,6 +58,7 @@ for op; do
     verb=${op%%:*} rest=${op#*:} code=0
     case $op in
         bye) break ;;
+        end) exit 0 ;;
         rows:*)
             number=$((number + 1)) table=${rest%%:*} rest=${rest#*:}
             keys_of "${rest%%:*}" > "$scratch/rows.$number"
