@@ -29,6 +29,7 @@ from plugml.launch.export import FORMATS
 from plugml.launch.result import publish
 from plugml.shm_protocol.create import create_channel
 from plugml.shm_protocol.info import Info
+from plugml.shm_protocol.page import new_page
 from plugml.shm_protocol.root import boot_id, prepare_root
 
 W = TableSpec("w", (20, 30), dtype="f64")
@@ -250,6 +251,35 @@ def test_a_channel_is_told_with_its_last_request(root: Path, no_leaks: None) -> 
         assert any("ctl cannot be read" in text for text in look_at(directory).problems)
         with pytest.raises(UsageError, match="no regular file"):
             look_at(directory / "req")
+
+
+def test_a_channel_with_rows_says_what_its_tables_are(root: Path, no_leaks: None) -> None:
+    spec = JobSpec("job", 1, (TableSpec("w", (10,)), E, S))
+    with create_channel(root, Info.of(spec, 0, 1, boot_id(), 0)) as made:
+        report = look_at(made.directory)
+        assert report.problems == [] and report.looks == []  # what lies in grad and param depends on the request
+        assert "table e: sparse, 100 rows of 2 f32, named by u32" in report.notes
+        assert "table s: sparse, any number of rows of 2 f32, named by str" in report.notes
+        (made.directory / "cmd").write_text("step 1 0 n=10 table=e k=1\n")
+        assert [item.name for item in look_at(made.directory).looks] == ["grad/w", "param/w"]
+
+
+INFO = Info.of(JobSpec("job", 2, (TableSpec("w", (3,)), E)), 1, 3, boot_id(), 7)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_bytes_in_a_channel_give_a_report(data: st.DataObject, tmp_path: Path) -> None:
+    files = {"info": INFO.format().encode(), "ctl": new_page(INFO.constant(1)), "grad": bytes(64), "param": b"", "cmd": b"step 1 7 n=3\n", "err": b""}
+    for name, whole in files.items():
+        content = bytearray(whole)
+        for _ in range(data.draw(st.sampled_from([0, 0, 1, 3]))):
+            if content:
+                content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+        (tmp_path / name).write_bytes(content[: data.draw(st.integers(0, len(content)))] if data.draw(st.booleans()) else content)
+    report = look_at(tmp_path)
+    assert report_text(report).replace("\n", "").isprintable()
+    json.dumps(report.to_document(), allow_nan=False)
 
 
 # -- any bytes --------------------------------------------------------------------------------------------------------
