@@ -20,7 +20,7 @@ FILES, SHARD, PIECES = "files", "shard", "pieces"
 CUTS = ("csv", "lines", "libsvm")
 SLICES_MAX = 1_000_000
 DATA = "{data}"
-SHARDS, PIECES_DIR, PIECES_FILE = "shards", "pieces", "pieces.txt"  # inside the run's directory
+SHARDS, PIECES_DIR = "shards", "pieces"  # inside the run's directory
 NAMED_MAX = 4  # names that one sentence holds
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import glob
 import os
+import shutil
 import stat
 from array import array
 from collections.abc import Callable, Sequence
@@ -17,9 +18,11 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import UsageError
-from .data import CUTS, FILES, PIECES, PIECES_DIR, PIECES_FILE, SHARD, SHARDS, Data, check_found, slice_path
+from .data import CUTS, FILES, PIECES, PIECES_DIR, SHARD, SHARDS, Data, check_found, slice_path
 
 CHUNK_BYTES = 1 << 22
+LIST = "list.txt"  # of pieces, a line each
+MARK = ".made-by-plugml-run"  # in a folder of slices: what lies beside it is ours
 BATCH = 4_096  # records that are read between two writes
 NEWLINE, QUOTE, RETURN = 0x0A, 0x22, 0x0D
 
@@ -73,18 +76,32 @@ def lay_out(data: Data, workers: int, seed: int, directory: str, place: Path, ch
 
     `check` is called now and then, and may raise.  Raises `OSError` and `UsageError`.
     """
-    records: list[int] = []
-    if data.source:
-        folder, count = (SHARDS, workers) if data.kind == SHARD else (PIECES_DIR, data.slices)
-        (place / folder).mkdir(exist_ok=True)
-        paths = [Path(slice_path(str(place), folder, number, count, data.source)) for number in range(count)]
-        records = cut(Path(directory, data.source), data.cut, paths, seed, check)
-    if data.kind != PIECES:
-        return records, ""
-    path = place / PIECES_FILE
-    with path.open("wb") as file:
-        file.writelines(os.fsencode(text) + b"\n" for text in data.pieces(str(place)))
-    return records, str(path)
+    if data.kind not in (SHARD, PIECES):
+        return [], ""
+    name, count = (SHARDS, workers) if data.kind == SHARD else (PIECES_DIR, data.slices)
+    folder = place / name
+    _make_ours(folder)
+    try:
+        paths = [Path(slice_path(str(place), name, number, count, data.source)) for number in range(count)]
+        records = cut(Path(directory, data.source), data.cut, paths, seed, check) if data.source else []
+        if data.kind == SHARD:
+            return records, ""
+        with (folder / LIST).open("wb") as file:
+            file.writelines(os.fsencode(text) + b"\n" for text in data.pieces(str(place)))
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return records, str(folder / LIST)
+
+
+def _make_ours(folder: Path) -> None:
+    """An empty folder for slices.  One that an earlier run has left is used again; any other is somebody's own."""
+    if folder.exists() and not (folder / MARK).exists():
+        raise UsageError(f"{folder} is there, and no run has made it: choose another place with --result DIR")
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / MARK).touch()
 
 
 def cut(source: Path, kind: str, paths: Sequence[Path], seed: int, check: Callable[[], object] = lambda: None) -> list[int]:

@@ -1,6 +1,6 @@
 """Evaluations of a run: the tables' place, the command, its output, the best model's files.  Does what referee.py decides.
 
-    <result>/.model-*        tables of the evaluation that runs
+    <result>/.plugml-model-* tables of the evaluation that runs
     <result>/best/           the best one's, in the result's formats
     <result>/logs/evaluate.log
 """
@@ -32,6 +32,7 @@ from .rules import reading_of
 
 TAIL_LINES = 8
 BEST = "best"
+MODEL = ".plugml-model-"
 LOG = "evaluate.log"
 
 Thread = Callable[[Callable[[], Any], Callable[["Future[Any]"], None]], None]
@@ -61,7 +62,7 @@ class Evaluations:
         try:
             if not self._begun:
                 self._sweep()
-            model = tempfile.mkdtemp(prefix=".model-", dir=self._place.directory)
+            model = tempfile.mkdtemp(prefix=MODEL, dir=self._place.directory)
         except OSError as error:
             self._feed(e.ModelFailed(error.strerror or str(error)))
         else:
@@ -161,5 +162,5 @@ class Evaluations:
         self._output.close()
 
     def _sweep(self) -> None:
-        for model in self._place.directory.glob(".model-*"):
+        for model in self._place.directory.glob(f"{MODEL}*"):
             shutil.rmtree(model, ignore_errors=True)

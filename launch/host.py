@@ -169,6 +169,15 @@ def raise_descriptor_limit(workers: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
+def check_place(plan: RunPlan) -> None:
+    """The agent writes the result, and is told where in a text."""
+    try:
+        plan.result.encode()
+    except UnicodeEncodeError:
+        shown = words.command_line([plan.result])
+        raise UsageError(f"the result's place {shown} has a name that is no UTF-8: choose another place with --result DIR") from None
+
+
 def room(plan: RunPlan, root: Path) -> Room:
     """What channels, result and servers need, and what is free where it goes."""
     channels = plan.workers * bytes_of(plan.info(0))

@@ -78,7 +78,7 @@ class Referee:
     def stood(self) -> list[Any]:
         """The clock has moved, perhaps: is an evaluation due?"""
         every = self._rules.every
-        if not self._rules.command or self.phase != IDLE or self._last:
+        if not self._rules.command or self.phase != IDLE or self._last or self.reason:
             return []
         reached = self._watch.closed if self._crew.plan.at_clocks else self._watch.slowest
         clock = reached // every * every

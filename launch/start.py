@@ -76,6 +76,7 @@ def look_around(plan: RunPlan, environ: Mapping[str, str]) -> tuple[RunPlan, Roo
     """Programs, files and space, as far as they can be known before the start; the plan with its input.  Raises `PlugmlError`."""
     plan = plan.with_data(datafiles.look(plan.data, plan.workers, plan.directory))
     host.check_programs(plan, environ)
+    host.check_place(plan)
     host.check_init_files(plan)
     room = host.room(plan, cluster_of(plan, environ)[0].root)
     host.check_space(room, plan)

@@ -183,7 +183,16 @@ def test_a_signal_while_a_file_is_cut_leaves_nothing_running(place: Place) -> No
     wait_for(lambda: (place.directory / "plugml-runs" / "big" / "shards" / "0.txt").exists(), "it is being cut")
     running.send(signal.SIGTERM)
     assert "SIGTERM before the start: nothing was run" in running.ended(143).stderr
-    assert place.is_clean()
+    assert place.is_clean() and not (place.directory / "plugml-runs").exists()
+
+
+def test_a_place_whose_name_no_message_can_hold_is_refused_at_once(place: Place) -> None:  # noqa: F811
+    odd = os.path.join(os.fsencode(place.directory), b"odd \xff")
+    os.mkdir(odd)
+    place.directory = Path(os.fsdecode(odd))
+    done = place.run("run", "--table", "w=4", "--", "true", code=2)
+    assert "has a name that is no UTF-8: choose another place with --result DIR" in done.stderr
+    place.run("run", "--table", "w=4", "--result", str(place.directory.parent / "fine"), "--", "true")
 
 
 def test_who_reads_what_is_told_as_json(place: Place) -> None:  # noqa: F811

@@ -164,7 +164,7 @@ def test_the_best_model_is_kept_whole_and_alone(bench: Callable[..., Bench]) -> 
         assert np.fromfile(best / "w.bin", "<f4").tolist() == [number] * 3
         assert json.loads((best / "result.json").read_text())["clock"] == clock
     assert sorted(path.name for path in best.iterdir()) == ["result.json", "w.bin", "w.csv"], "not what the command left there"
-    assert not list(b.place.directory.glob(".model-*"))
+    assert not list(b.place.directory.glob(".plugml-model-*"))
 
 
 def test_a_best_model_that_cannot_be_kept_says_why_and_leaves_the_one_before(bench: Callable[..., Bench]) -> None:
@@ -178,7 +178,7 @@ def test_a_best_model_that_cannot_be_kept_says_why_and_leaves_the_one_before(ben
 
 def test_what_a_killed_run_has_left_is_removed(bench: Callable[..., Bench]) -> None:
     b = bench()
-    old = b.place.directory / ".model-old"
+    old = b.place.directory / ".plugml-model-old"
     old.mkdir()
     b.evaluate(5, 1, 2, 3)
     assert not old.exists()

@@ -199,6 +199,33 @@ def test_the_runs_directory_holds_slices_and_the_list_of_pieces(tmp_path: Path) 
     assert made.spec.pieces == 1 and data.document(made.data, 2, made.result)["pieces"] == ["p\udcff 1"]
 
 
+def test_a_folder_that_is_somebodys_own_is_left_alone(tmp_path: Path) -> None:
+    """With the place of the result in the user's own directory a slice could cover the very file that is cut."""
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / "0.csv").write_text("a\n1\n")
+    made = plan(tmp_path, shard="shards/0.csv", result=str(tmp_path))
+    with pytest.raises(UsageError, match="no run has made it"):
+        datafiles.lay_out(made.data, 2, 0, str(tmp_path), tmp_path, lambda: None)
+    assert (tmp_path / "shards" / "0.csv").read_text() == "a\n1\n"
+
+
+def test_slices_of_an_earlier_run_make_room_and_those_of_a_broken_one_go(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("1\n2\n3\n")
+    place = tmp_path / "place"
+    place.mkdir()
+    for workers in (3, 2):
+        made = plan(tmp_path, shard="x", result=str(place), workers=workers)
+        datafiles.lay_out(made.data, workers, 0, str(tmp_path), place, lambda: None)
+        assert sorted(path.name for path in (place / "shards").glob("[0-9]*")) == [str(number) for number in range(workers)]
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        datafiles.lay_out(made.data, 2, 0, str(tmp_path), place, stop)
+    assert not (place / "shards").exists()
+
+
 def test_a_file_that_cannot_be_cut_is_named(tmp_path: Path) -> None:
     assert "--shard x.csv: No such file" in refused(tmp_path, shard="x.csv")
     assert "known ways to cut are csv, lines, libsvm" in refused(tmp_path, shard="x.csv:cvs")
