@@ -1,8 +1,10 @@
 """`python -m bench [--quick]`: one table with ratios, each pair measured alternately in one run; writes bench/last.json.
 
 Rows: (a) a channel round trip against a bare FIFO ping-pong; (b) dense steps (push, optimizer on the server, pull) by
-size against a raw TCP echo and a zmq ping-pong of the same bytes; (i) start-up times of the command, of a run and of
-each daemon against a bare Python's.  Figures are medians; machines are noisy, so read the ratios.
+size against a raw TCP echo and a zmq ping-pong of the same bytes; (c) sparse steps by rows and width, with keys that the
+server has never seen and with those of the step before, against a raw TCP echo of the same bytes; (i) start-up times of
+the command, of a run and of each daemon against a bare Python's; (j) the server's memory per parameter against that of
+the numbers alone.  Figures are medians; machines are noisy, so read the ratios.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ import argparse
 import json
 import os
 import platform
-import select
 import shlex
 import shutil
 import statistics
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .baselines import TcpEcho, ZmqEcho
+from .stepper import Stepper
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -45,57 +47,12 @@ def row(name: str, size: int, unit: str, ours: list[float], bare: list[float]) -
     return Row(name, size, unit, round(value, 1), round(baseline, 1), round(value / baseline, 2))
 
 
-class Stepper:
-    """A C program plugged into a private cluster; `rounds(verb, count)` gives the time of each of its requests."""
-
-    def __init__(self, work: Path, elements: int, consistency: str) -> None:
-        self.commands, self.results = work / "commands", work / "results"
-        for path in (self.commands, self.results):
-            path.unlink(missing_ok=True)
-            os.mkfifo(path, 0o600)
-        command = [
-            sys.executable, "-m", "plugml", "run", "-n", "1", "--quiet", "--name", f"bench-{elements}-{consistency}",
-            "--consistency", consistency, "--table", f"w={elements}:f32,lr=0.1", "--result", str(work / "result"),
-            "--", str(work / "stepper"), str(self.commands), str(self.results),
-        ]  # fmt: skip
-        self.log = (work / "run.log").open("w+")
-        self.process = subprocess.Popen(command, cwd=work, stdout=self.log, stderr=subprocess.STDOUT)
-        self.to = os.open(self.commands, os.O_RDWR)  # opening both ways never blocks: the program comes when it comes
-        self.answers = os.open(self.results, os.O_RDWR)
-        self.pending = b""
-
-    def rounds(self, verb: str, count: int) -> list[float]:
-        os.write(self.to, f"{verb} {count}\n".encode())
-        times = []
-        while line := self._line():
-            times.append(float(line))
-        return times
-
-    def _line(self) -> bytes:
-        """The next line of the program; a run that has ended meanwhile is told instead of waited for."""
-        while b"\n" not in self.pending:
-            if select.select([self.answers], [], [], 1.0)[0]:
-                self.pending += os.read(self.answers, 65536)
-            elif self.process.poll() is not None:
-                self.log.seek(0)
-                sys.exit(f"bench: the run ended early:\n{self.log.read()}")
-        line, _, self.pending = self.pending.partition(b"\n")
-        return line
-
-    def close(self) -> None:
-        os.write(self.to, b"end 0\n")
-        self.process.wait(60)
-        os.close(self.to)
-        os.close(self.answers)
-        self.log.close()
-
-
 def channel_rows(work: Path, count: int) -> Iterator[Row]:
     fifo = work / "fifo"
-    stepper = Stepper(work, 256, "asp")
+    stepper = Stepper(work, "stepper", "w=256:f32,lr=0.1", "asp")
     ours, bare = [], []
     for _ in range(3):
-        ours += stepper.rounds("ping", count)
+        ours += stepper.rounds(f"ping {count}")
         done = subprocess.run([fifo, work, str(count)], capture_output=True, text=True, check=True)
         bare += [float(line) for line in done.stdout.split()]
     stepper.close()
@@ -104,7 +61,7 @@ def channel_rows(work: Path, count: int) -> Iterator[Row]:
 
 def dense_rows(work: Path, elements: int, count: int) -> Iterator[Row]:
     tcp, echo = TcpEcho(), ZmqEcho(work)
-    steppers = {kind: Stepper(work / kind, elements, kind) for kind in ("asp", "bsp")}
+    steppers = {kind: Stepper(work / kind, "stepper", f"w={elements}:f32,lr=0.1", kind) for kind in ("asp", "bsp")}
     times: dict[str, list[float]] = {"tcp": [], "zmq": [], "asp step": [], "asp mapped": [], "bsp step": [], "bsp mapped": []}
     for turn in range(3):
         for name, bucket in times.items():
@@ -112,7 +69,7 @@ def dense_rows(work: Path, elements: int, count: int) -> Iterator[Row]:
                 measured = (tcp if name == "tcp" else echo).rounds(elements * 4, count)
             else:
                 kind, verb = name.split()
-                measured = steppers[kind].rounds(verb, count)
+                measured = steppers[kind].rounds(f"{verb} {count}")
             bucket += measured if turn else measured[len(measured) // 2 :]  # the first half of the first turn warms up
     tcp.close()
     echo.close()
@@ -122,6 +79,44 @@ def dense_rows(work: Path, elements: int, count: int) -> Iterator[Row]:
         if name not in ("tcp", "zmq"):
             yield row(f"dense {name} / raw TCP echo", elements, "us", bucket, times["tcp"])
             yield row(f"dense {name} / zmq ping-pong", elements, "us", bucket, times["zmq"])
+
+
+def sparse_rows(work: Path, rows: int, width: int, count: int) -> Iterator[Row]:
+    """There go 8 bytes of key and the row, back comes the row: the echo carries the mean of the two both ways."""
+    tcp = TcpEcho()
+    stepper = Stepper(work, "rows", f"e=sparse:f32,width={width},index=u64,batch={rows},lr=0.1", "asp")
+    stepper.rounds("new 2 1")
+    times: dict[str, list[float]] = {"tcp": [], "new": [], "same": []}
+    for turn in range(3):
+        for name, bucket in times.items():
+            measured = tcp.rounds(rows * (4 + 4 * width), count) if name == "tcp" else stepper.rounds(f"{name} {count} {rows}")
+            bucket += measured if turn or len(measured) < 4 else measured[len(measured) // 2 :]
+    tcp.close()
+    stepper.close()
+    for name in ("new", "same"):
+        yield row(f"sparse asp {name} keys, width {width} / raw TCP echo", rows, "us", times[name], times["tcp"])
+
+
+def memory_rows(work: Path, millions: int) -> Iterator[Row]:
+    """Bytes of the server for each parameter, beyond what it holds before the first one is touched."""
+    for optimizer, slots in (("sgd", 0), ("adam", 2)):
+        numbers = millions << 20
+        stepper = Stepper(work, "stepper", f"w={numbers}:f32,optimizer={optimizer},lr=0.001", "bsp")
+        stepper.rounds("ping 1")
+        before = stepper.server_bytes()
+        stepper.rounds("step 3")
+        grown = (stepper.server_bytes() - before) / numbers
+        stepper.close()
+        yield row(f"memory of a dense {optimizer} parameter / its numbers", numbers, "B", [grown], [4 * (1 + slots)])
+        for width in (1, 16):
+            rows = (millions << 19) // width
+            stepper = Stepper(work, "rows", f"e=sparse:f32,width={width},index=u64,batch={rows},optimizer={optimizer},lr=0.001", "asp")
+            stepper.rounds("new 2 1")
+            before = stepper.server_bytes()
+            stepper.rounds(f"new 2 {rows}")
+            grown = (stepper.server_bytes() - before) / (2 * rows * width)
+            stepper.close()
+            yield row(f"memory of a sparse {optimizer} parameter, width {width} / its numbers", 2 * rows * width, "B", [grown], [4 * (1 + slots)])
 
 
 def _timed_ms(command: list[str], **more: Any) -> float:
@@ -189,12 +184,12 @@ def main() -> None:
     if not quick:
         sizes |= {16 << 20: 10, 64 << 20: 3}
     work = Path(tempfile.mkdtemp(prefix="plugml-bench-"))
-    rows: list[Row] = []
+    table: list[Row] = []
     try:
         for kind in ("asp", "bsp"):
             (work / kind).mkdir()
-        for source, target in (("fifo.c", "fifo"), ("stepper.c", "stepper")):
-            files = [HERE / source] + ([ROOT / "clients/c/plugml.c"] if target == "stepper" else [])
+        for source, target in (("fifo.c", "fifo"), ("stepper.c", "stepper"), ("rows.c", "rows")):
+            files = [HERE / source] + ([ROOT / "clients/c/plugml.c"] if target != "fifo" else [])
             subprocess.run([*shlex.split(compiler), "-O2", "-o", work / target, *files], check=True)
         for kind in ("asp", "bsp"):
             shutil.copy(work / "stepper", work / kind / "stepper")
@@ -202,15 +197,19 @@ def main() -> None:
         print(f"{'what':58s} {'size':>9s} {'ours':>11s} {'bare':>11s} {'ratio':>7s}", flush=True)
         parts = [channel_rows(work, 1000)]
         parts += [dense_rows(work, elements, count * (1 if quick else 3)) for elements, count in sizes.items()]
-        parts += [startup_rows(work), daemon_rows(work)]
+        sparse = {(1_000, 1): 100, (1_000, 16): 100, (100_000, 1): 10, (100_000, 16): 5, (1_000_000, 1): 3}
+        if not quick:
+            sparse |= {(1_000, 64): 100, (100_000, 64): 5, (1_000_000, 16): 2}
+        parts += [sparse_rows(work, rows, width, times) for (rows, width), times in sparse.items()]
+        parts += [startup_rows(work), daemon_rows(work), memory_rows(work, 4 if quick else 16)]
         for part in parts:
             for item in part:
-                rows.append(item)
+                table.append(item)
                 print(
                     f"{item.name:58s} {item.size:9d} {item.value:8.1f} {item.unit} {item.baseline:8.1f} {item.unit} {item.ratio:7.2f}",
                     flush=True,
                 )
-        (HERE / "last.json").write_text(json.dumps([item._asdict() for item in rows], indent=1) + "\n")
+        (HERE / "last.json").write_text(json.dumps([item._asdict() for item in table], indent=1) + "\n")
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

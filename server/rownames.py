@@ -21,7 +21,7 @@ _LOAD = 2 / 3  # of the cells, at most
 #: Bytes of a row's name: its number, and its share of the cells (8 bytes each, a third to two thirds of them taken).
 NAME_BYTES = 8 + 18
 _MEMO_ROWS = 1024  # a look-up of fewer is as quick as a comparison
-_MEMO_MOST = 4
+_MEMO_MOST = 32
 
 
 class Keys(NamedTuple):

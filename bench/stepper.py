@@ -1,0 +1,73 @@
+"""A C program plugged into a private cluster, told by a FIFO what to do, and its figures."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+
+class Stepper:
+    """`rounds("step 100")` gives the time of each of its requests, in microseconds."""
+
+    def __init__(self, work: Path, program: str, table: str, consistency: str) -> None:
+        self.commands, self.results = work / "commands", work / "results"
+        for path in (self.commands, self.results):
+            path.unlink(missing_ok=True)
+            os.mkfifo(path, 0o600)
+        command = [
+            sys.executable, "-m", "plugml", "run", "-n", "1", "--quiet", "--name", f"bench-{program}",
+            "--consistency", consistency, "--table", table, "--result", str(work / "result"),
+            "--", str(work / program), str(self.commands), str(self.results),
+        ]  # fmt: skip
+        self.log = (work / "run.log").open("w+")
+        self.process = subprocess.Popen(command, cwd=work, stdout=self.log, stderr=subprocess.STDOUT)
+        self.to = os.open(self.commands, os.O_RDWR)  # opening both ways never blocks: the program comes when it comes
+        self.answers = os.open(self.results, os.O_RDWR)
+        self.pending = b""
+
+    def rounds(self, words: str) -> list[float]:
+        os.write(self.to, f"{words}\n".encode())
+        times = []
+        while line := self._line():
+            times.append(float(line))
+        return times
+
+    def server_bytes(self) -> int:
+        """Memory that the private cluster's server holds now."""
+        for pid in _below(self.process.pid):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if b"server" in words:
+                for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+                    if line.startswith("VmRSS:"):
+                        return int(line.split()[1]) << 10
+        sys.exit("bench: no server among the processes of the run")
+
+    def _line(self) -> bytes:
+        """The next line of the program; a run that has ended meanwhile is told instead of waited for."""
+        while b"\n" not in self.pending:
+            if select.select([self.answers], [], [], 1.0)[0]:
+                self.pending += os.read(self.answers, 65536)
+            elif self.process.poll() is not None:
+                self.log.seek(0)
+                sys.exit(f"bench: the run ended early:\n{self.log.read()}")
+        line, _, self.pending = self.pending.partition(b"\n")
+        return line
+
+    def close(self) -> None:
+        os.write(self.to, b"end 0 0\n")
+        self.process.wait(60)
+        os.close(self.to)
+        os.close(self.answers)
+        self.log.close()
+
+
+def _below(pid: int) -> list[int]:
+    """Every process below this one."""
+    found = []
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split():
+            found += [int(child), *_below(int(child))]
+    return found
