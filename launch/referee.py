@@ -201,6 +201,8 @@ class Referee:
         if event.code:
             self.reason = ""
             text = f"the stop rule could not be carried out: {event.code}: {event.text}"
+            if text in self._crew.warnings:  # patience fires again after the next evaluation
+                return []
             self._crew.warnings.append(text)
             return [e.Tell("warn", text)]
         self.stop_clock = int(event.fields.get("stop_clock") or 0)
