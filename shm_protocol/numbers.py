@@ -53,7 +53,7 @@ def dense_series(tables: Iterable[InfoTable], buffer: Any) -> list[Series]:
 def store(series: Series, into: NDArray[Any]) -> None:
     """Bring numbers into the storage's kind; `into` may be their own place.  Raises `RequestError` NONFINITE or RANGE."""
     values = series.values
-    if into.dtype != values.dtype:
+    if into is not values:
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             into[:] = values
     if into.dtype.kind == "i" or _all_finite(into):
