@@ -73,5 +73,5 @@ def read_kept(head: bytes, file_bytes: int) -> Kept | None:
     if zlib.crc32(head[:8] + bytes(4) + head[12:HEAD_BYTES]) != crc:
         return None
     found = Kept(head[_LINE_AT : _LINE_AT + line_bytes], tuple(sizes))
-    end = max(offset + size for offset, size in zip(found.offsets, found.sizes))
+    end = max([offset + size for offset, size in zip(found.offsets, found.sizes) if size], default=0)  # an empty part lies nowhere
     return found if end <= file_bytes else None

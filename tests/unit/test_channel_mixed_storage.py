@@ -29,3 +29,16 @@ def test_a_table_that_is_kept_as_it_is_beside_one_that_is_converted(text: bool) 
     stored = spec.stored_layout.places
     seen = [np.frombuffer(data.buffer, place.table.storage_dtype, place.table.count, place.offset).tolist() for place in stored]
     assert seen == [list(values) for values in numbers]
+
+
+def test_a_kept_text_that_is_longer_than_the_numbers_and_ends_anywhere_is_found_again() -> None:
+    """The slot grows to the text's last byte; the parts that are empty lie behind it, and are not missed."""
+    info = Info.of(JobSpec("long", 1, (TableSpec("w", (9,), dtype="f32"),)), 0, 1, "0" * 32, 0, 1)
+    files = MemoryFiles(info)
+    numbers = [1.0 + number / 7 for number in range(9)]
+    files.contents["grad.txt"][:] = "".join(f"{value!r}\n" for value in numbers).encode()
+    channel = adopt_twin(files, info, 1)
+    request = parse_request(b"push 1 0 async=1 fmt=text")
+    channel.keep(0, request)
+    data = channel.read_kept(0, request, np.zeros(channel.reader.stored_bytes, np.uint8))
+    assert np.frombuffer(data.buffer, "<f4", 9).tolist() == np.array(numbers, "<f4").tolist()
