@@ -34,6 +34,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
     "Train": {
         "run": Verb("run", "run", "Run a serial training program as N workers that train one model together."),
         "channel": Verb("channel", "channel", "Open a channel by hand, for a console or a debugger."),
+        "conform": Verb("conform", "conform", "Prove that a program, or a client in a new language, keeps to SPEC.md."),
     },
     "Files": {
         "inspect": Verb("inspect", "inspect", "Say what is in a file of numbers, a result or a channel."),

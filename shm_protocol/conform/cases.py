@@ -17,7 +17,7 @@ from typing import NamedTuple
 from ..page import CONSTANT_BYTES, OFFSET, PAGE_BYTES
 
 WELL, BADLY, ANYHOW = "well", "badly", "anyhow"
-_SEQUENCE = {rule: "" for rule in ("4.5", "4.6", "1.10")}
+_SEQUENCE = ("4.5", "4.6")
 _DEFINITE = ("NOSERVER", "SIZE", "NONFINITE", "RANGE", "FORMAT", "NOSPC", "COLLIDE", "PERM", "INTERNAL")
 _COMMA_LOCALES = ("de_DE", "fr_FR", "es_ES", "it_IT", "pt_BR", "nl_NL", "pl_PL", "ru_RU", "sv_SE", "da_DK")
 RESUMED = (3, 5)  # generation and clock of a worker that goes on
@@ -58,6 +58,9 @@ class Case(NamedTuple):
     channel: bool = True
     skip: str = ""
     also: frozenset[str] = frozenset()  # sentences that are reached, too, if all went well
+    init: str = ""  # how tables begin, if not as the job says
+    ops: tuple[str, ...] = ()  # of a driver
+    optional: str = ""  # the op that a driver need not know
 
 
 PLAIN = Case("plain", "a good day", "9.7")

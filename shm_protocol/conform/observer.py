@@ -25,7 +25,7 @@ from .refusals import rule_of_line, rule_of_request
 from .watch import Watch
 
 PROGRAM_FILES = frozenset({"cmd", "grad", "grad.txt", "gidx", "gidx.txt", "want", "want.txt", "gkey", "wkey"})
-AGENT_FILES = frozenset({"req", "rep", "reply", "ctl", "param", "param.txt", "data", "pend.0", "pend.1", "err", "info", "keeper"})
+AGENT_FILES = frozenset({"req", "rep", "reply", "ctl", "param", "param.txt", "data", "pend.0", "pend.1", "sums", "err", "info", "keeper"})
 FATAL = frozenset({Code.VERSION, Code.GONE, Code.FENCED})
 LINGERED = 8  # answers before which the agent waits; later ones would only cost time
 #: While it waits a program is woken seldom and computes next to nothing.
@@ -128,7 +128,8 @@ class Observer(Watch):
         if self.owes and seq == self.seq and line == self._line:
             return  # the next agent has found what the dead one had in hand
         self.look()
-        self._empty_bell = False
+        # A hello is answered at any bell: also at one that came before its line.
+        self._empty_bell = seq == 0 and self._line == line and not any(event.name == "cmd" for event in self._turn)
         self._check_fatal(seq, line)
         self._check_replies_read(seq)
         if self.said_bye and self._again is None:
@@ -258,7 +259,7 @@ class Observer(Watch):
         if late and request is not None and request.pushes and "cmd" not in names:
             self.breach("5.2", f"{', '.join(late)} was written only after the bell", reply.seq)
             return
-        if stale:
+        if stale and "cmd" in names:
             self.breach("5.4", f"{', '.join(names)} was written after the reply to another request, before its own", reply.seq)
             return
         self.breach("1.10", f"{', '.join(names)} was written between the bell and the reply", reply.seq)
@@ -282,9 +283,11 @@ class Observer(Watch):
     def breach(self, rule: str, seen: str, seq: int = 0) -> None:
         self.breaches.append(Breach(self.blame.get(rule, rule), seq or self.seq, seen))
 
-    def why_it_hangs(self) -> Breach:
-        """The program does nothing any more, and nobody owes it an answer."""
+    def why_it_hangs(self, ringing: bool) -> Breach:
+        """The program does nothing any more, and nobody owes it an answer; `ringing`: it sleeps in a bell that is full."""
         line = self._cmd()
+        if ringing and not self.line_has_come():
+            return Breach("5.2", self.seq + 1, "it rings, and cmd holds no new line")
         asked = line is not None and line != self._line
         if self._empty_bell and self.lines and not asked and line is not None:
             return Breach("4.5", self.seq, f"{_shown(line)} was answered already, and came again")

@@ -76,6 +76,7 @@ def _checked() -> list[Rule]:
         ("6.8", "a reader of replies passes over keys that it does not know, and does without v, n, k and lag", "look keys up by name", "a request"),
         ("6.10", "after AGAIN the program waits a moment and rings again with the same line", "keep seq and line, and ring once more", "a request"),
         ("7.11", "a reader of ctl refuses another abi_major and accepts a greater abi_minor", "check magic, abi_major, endian and crc32, and nothing more", "the program reads ctl"),
+        ("8.1", "a client tells every code as what it is, and goes on with the next request", "give the caller the word behind code=", "the driver form"),
         ("8.2", "after VERSION, GONE and FENCED the channel answers nothing any more: the program ends, not well", "end with another code than 0", "a request"),
         ("9.7", "a program that ends well ends with exit code 0", "return 0 when all is done", ""),
         ("9.9", "bye comes only from the process that attached, and nothing after it", "remember the process number at attach; let a forked child leave by _exit", "the program says bye"),
@@ -98,8 +99,8 @@ _UNSEEN: dict[str, dict[str, str]] = {
         "6.9": "done_seq moves with every request", "7.1": "cmd is read until two reads agree", "7.2": "no newline: no request yet", "7.3": "the same line: nothing happens",
         "7.4": "hello is always answered", "7.5": "seq = done_seq + 1 is carried out", "7.6": "seq = done_seq on adoption repeats the reply", "7.7": "any other seq is SEQ",
         "7.8": "the order of stores", "7.9": "no mapping, no links, owners checked", "7.10": "the layout of ctl", "7.12": "done_seq is one store", "7.13": "results by parity",
-        "7.14": "the counters", "7.15": "counters after a death", "7.16": "the log of errors", "7.17": "the layout of pend.*", "7.18": "kept pushes come first",
-        "8.1": "a code is a definite refusal", "9.2": "only locked channels are served", "9.3": "one agent a root", "9.4": "adoption", "9.5": "what is swept", "9.8": "a dead launcher's channel",
+        "7.14": "the counters", "7.15": "counters after a death", "7.16": "the log of errors", "7.17": "the layout of pend.*", "7.18": "kept pushes come first", "7.19": "the layout of sums",
+        "9.2": "only locked channels are served", "9.3": "one agent a root", "9.4": "adoption", "9.5": "what is swept", "9.8": "a dead launcher's channel",
     },
     _LAUNCHER: {
         "1.1": "the directory's name", "1.2": "its mode and owner", "1.4": "it appears whole", "1.5": "files have their full size", "1.6": "they hold zeros",
@@ -146,6 +147,7 @@ CONSEQUENCES: dict[str, frozenset[str]] = {
     "5.2": frozenset({"1.10", "3.1", "5.4", "3.3", "3.4", "3.5", "3.7", "3.8", "4.1", "4.2", "5.1", "9.7"}),
     "5.8": frozenset({"1.10", "4.5", "4.6", "5.4", "5.5", "6.7", "6.10", "8.2", "9.7"}),
     "5.4": frozenset({"1.10", "4.5", "4.6", "9.7"}),
+    "1.10": frozenset({"3.3", "3.4", "3.5", "3.7", "3.8", "9.7"}),
     "9.9": frozenset({"4.5", "4.6", "8.2", "9.7"}),
     "4.3": frozenset({"4.1", "4.4", "4.5", "4.6", "4.7", "4.8", "5.5", "9.7"}),
 }

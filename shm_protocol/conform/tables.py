@@ -22,13 +22,14 @@ Array = NDArray[Any]
 
 
 class Pushed(NamedTuple):
-    """What one push brings of all tables, in the storage's kinds of numbers."""
+    """What one push brings of all tables, in the storage's kinds of numbers; `named` are the sparse ones that take part, without rows too."""
 
     worker: int
     seq: int
     weight: float
     dense: dict[int, Array]
     rows: dict[int, Rows]
+    named: frozenset[int]
 
 
 class PlainTable:
@@ -53,10 +54,12 @@ class PlainTable:
             if parts:
                 self.values = self._step(self.values, self._total(parts, sum(weight for weight, _part in parts)), factor)
             return
-        touching = [push for push in pushes if self.number in push.rows]
+        touching = [push for push in pushes if self.number in push.named]
         whole = sum(push.weight for push in touching)
         by_row: dict[int, list[tuple[float, Array]]] = {}
         for push in touching:
+            if self.number not in push.rows:
+                continue
             for row, values in self.added_up(push.rows[self.number]).items():
                 by_row.setdefault(row, []).append((push.weight, values))
         single = len(touching) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,8 +20,10 @@ from .muffled import MuffledAgent
 from .observer import Breach, Observer, unread
 
 LOOK_S = 0.05
+STILL_S = 0.25  # after a last sign of life a program is looked at more closely
 QUIET_S = 2.0  # a program that sleeps in a pipe so long, and nobody owes it anything, sleeps for ever
 TAIL_BYTES = 2000
+EVIDENT = frozenset({"4.2", "5.2"})  # what lies in the files tells more than the case in which it hangs
 
 
 class Command(NamedTuple):
@@ -30,6 +33,9 @@ class Command(NamedTuple):
     environ: Mapping[str, str]
     cwd: str | None
     timeout_s: float
+    steps: int = 0  # clocks after which the job's stop rule ends every case; 0 = never
+    ops: tuple[str, ...] = ()  # of a driver, in cases that have none of their own
+    cancel: threading.Event = threading.Event()  # set: whatever runs is ended
 
 
 class Outcome(NamedTuple):
@@ -45,6 +51,8 @@ class Outcome(NamedTuple):
     plain: Plain
     output: str = ""
     hung: bool = False
+    pushes: int = 0
+    values: Sequence[float] = ()  # of the first dense table, as the servers have it at the end
 
 
 NOTHING = Plain({}, (), frozenset(), False, False)
@@ -62,17 +70,18 @@ def play(case: Case, command: Command, spec: JobSpec, plain: Plain = NOTHING) ->
 
 def _play(case: Case, command: Command, spec: JobSpec, plain: Plain, output: IO[bytes], errors: IO[bytes]) -> Outcome:
     kind = MuffledAgent if case.muffled else ScriptedAgent
-    agent = kind(replace(spec, bell=case.bell), case.faults, gen=case.gen, clock=case.clock)
+    agent = kind(_job(case, command, spec), case.faults, gen=case.gen, clock=case.clock)
     try:
         observer = _prepare(case, agent, plain)
         try:
             environ = agent.environment(0) if case.channel else without(os.environ)
-            group = Group(command.words, {**environ, **command.environ, **case.environ}, output, errors, command.cwd)
+            ops = _write_ops(case.ops or command.ops, agent)
+            group = Group(command.words, {**environ, **command.environ, **case.environ, **ops}, output, errors, command.cwd)
             observer.group = group
             try:
-                hung = not _wait(group, observer, agent, command.timeout_s)
+                hung = not _wait(group, observer, agent, command)
                 both_ways = hung and group.opened_both_ways(agent.kept[0].directory / "rep")
-                why_hung = observer.why_it_hangs() if hung else None
+                why_hung = observer.why_it_hangs(case.muffled and group.blocked_on_pipe("write")) if hung else None
             finally:
                 group.close()
                 agent.stop()
@@ -85,7 +94,28 @@ def _play(case: Case, command: Command, spec: JobSpec, plain: Plain, output: IO[
         agent.__exit__()
     output.seek(0)
     told = output.read().decode(errors="replace")
-    return Outcome(case, *_sums(case, observer, breaches, why), 0.0, ended.code, ended.tail, _plain(observer), told, hung)
+    pushes, values = sum(agent.server.pushes), _values(agent)
+    return Outcome(case, *_sums(case, observer, breaches, why), 0.0, ended.code, ended.tail, _plain(observer), told, hung, pushes, values)
+
+
+def _job(case: Case, command: Command, spec: JobSpec) -> JobSpec:
+    tables = tuple(replace(table, init=case.init) for table in spec.tables) if case.init else spec.tables
+    stop_clock = command.steps + case.clock if command.steps else 0
+    return replace(spec, bell=case.bell, tables=tables, stop_clock=stop_clock)
+
+
+def _write_ops(ops: Sequence[str], agent: ScriptedAgent) -> dict[str, str]:
+    """What a driver is to do, in a file of its own."""
+    if not ops:
+        return {}
+    path = agent.root / "ops"
+    path.write_text("".join(f"{op}\n" for op in ops))
+    return {"PLUGML_OPS": str(path)}
+
+
+def _values(agent: ScriptedAgent) -> list[float]:
+    table = next((table for table in agent.server.tables if table.spec.kind == "dense"), None)
+    return [] if table is None else table.values.tolist()
 
 
 class Ended(NamedTuple):
@@ -132,26 +162,27 @@ def _ping(agent: ScriptedAgent, seq: int) -> None:
         rep.read(64)
 
 
-def _wait(group: Group, observer: Observer, agent: ScriptedAgent, timeout_s: float) -> bool:
-    """Until the program ends; False: it hangs."""
+def _wait(group: Group, observer: Observer, agent: ScriptedAgent, command: Command) -> bool:
+    """Until the program ends; False: it hangs, or nobody wants to know any more."""
     poll = select.poll()
     poll.register(group.pidfd, select.POLLIN)
-    news, since, used = -1, time.monotonic(), Used(0, 0, 0)
+    news, since, quiet_since = -1, time.monotonic(), time.monotonic()
+    used = Used(0, 0, 0)
     while not poll.poll(LOOK_S * 1000):
         now = time.monotonic()
-        owed = observer.owes and agent.channels[0] is not None
-        if observer.news != news or owed or not group.asleep():
-            moved = observer.news != news or owed
-            news, used = observer.news, group.used()
-            since = now if moved else since
+        if command.cancel.is_set():
+            return False
+        if observer.news != news or (observer.owes and agent.channels[0] is not None):
+            news, since = observer.news, now
+        if now - since < STILL_S:
             quiet_since = now
-            if now - since > timeout_s:
-                return False
             continue
-        if group.used()[:2] != used[:2]:
-            used, quiet_since = group.used(), now
-        sleeps = any(group.blocked_on_pipe(which) for which in ("read", "write"))
-        if now - since > timeout_s or (sleeps and now - quiet_since > min(QUIET_S, timeout_s)):
+        if now - since > command.timeout_s:
+            return False
+        before, used = used, group.used()
+        if used[:2] != before[:2] or not group.asleep():
+            quiet_since = now
+        elif now - quiet_since > min(QUIET_S, command.timeout_s) and (group.blocked_on_pipe("read") or group.blocked_on_pipe("write")):
             return False
     return True
 
@@ -165,7 +196,7 @@ def _judge(case: Case, observer: Observer, ended: Ended) -> tuple[tuple[Breach, 
             return found, "rep is opened for reading and writing, so that its end is never seen"
         if not case.served and ended.asked:
             return (Breach(case.rule, 1, "it rang the bell all the same, and waits for an answer"),), ""
-        rule = ended.why_hung.rule if case.rule in ("9.7", "") else case.rule
+        rule = ended.why_hung.rule if case.rule in ("9.7", "") or ended.why_hung.rule in EVIDENT else case.rule
         if case.bell == "sem" and "reply" not in observer.opened_first:
             rule = "2.15"
         return (*found, ended.why_hung._replace(rule=rule)), ""

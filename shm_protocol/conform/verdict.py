@@ -71,9 +71,11 @@ def _why_not(rule: Rule, outcomes: tuple[Outcome, ...]) -> str:
     failed = [outcome.case.name for outcome in outcomes if outcome.breaches and rule.number == outcome.case.rule]
     if reasons:
         return reasons[0]
+    if len(outcomes) == 1 and outcomes[0].breaches:
+        return "the good day was none, and no other case came"
     if failed:
         return f"case {failed[0]} failed by another sentence"
-    return f"it takes: {rule.needs}" if rule.needs else "no case came so far"
+    return f"it takes: {rule.needs}" if rule.needs else "its case was not asked for"
 
 
 # -- told
@@ -91,7 +93,8 @@ def text(found: Report, verbose: bool) -> str:
     if verbose:
         lines += ["", *(_case_line(outcome) for outcome in found.outcomes)]
     total = sum(not outcome.case.skip for outcome in found.outcomes)
-    counts = ", ".join(f"{found.count(state)} {word}" for state, word in ((OK, "ok"), (BROKEN, "broken"), (NOT_REACHED, "not reached")))
+    which = f" ({', '.join(found.broken)})" if found.broken else ""
+    counts = f"{found.count(OK)} ok, {len(found.broken)} broken{which}, {found.count(NOT_REACHED)} not reached"
     lines += ["", f"{counts}; {total} cases in {found.seconds:.1f} s"]
     return "\n".join(lines)
 

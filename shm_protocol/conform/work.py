@@ -115,7 +115,8 @@ class Work:
         if request.verb == "init":
             self.server.init(self.worker, request.seq, dense)
             return
-        pushed = Pushed(self.worker, request.seq, request.weight, dense, {rows.table: rows for rows in data.rows})
+        named = frozenset(self.server.spec.table_number(section.table) for section in request.sections)
+        pushed = Pushed(self.worker, request.seq, request.weight, dense, {rows.table: rows for rows in data.rows}, named)
         self.server.push(request.clock, pushed)
 
     def _keep(self, request: Request) -> Generator[float | None, None, int]:

@@ -33,7 +33,8 @@ do_one <- function(op) {
   tell(op, outcome)
 }
 
-for (op in commandArgs(trailingOnly = TRUE)) {
+ops <- if (nzchar(Sys.getenv("PLUGML_OPS"))) readLines(Sys.getenv("PLUGML_OPS")) else commandArgs(trailingOnly = TRUE)  # docs/conform.md
+for (op in ops) {
   word <- sub(":.*", "", op)
   if (word == "bye") break
   if (word == "who") {

@@ -83,13 +83,36 @@ static void do_one(const char *op)
     tell(op, outcome);
 }
 
+/* The operations in the file of PLUGML_OPS (docs/conform.md) in the place of arguments; `first` are kept. */
+static int read_ops(int first, char **argv, char **into, int most)
+{
+    static char text[4096];
+    FILE *file = fopen(getenv("PLUGML_OPS"), "r");
+    int count = 0;
+
+    for (; count < first; count++)
+        into[count] = argv[count];
+    if (!file)
+        exit(5);
+    text[fread(text, 1, sizeof text - 1, file)] = 0;
+    fclose(file);
+    for (char *op = strtok(text, "\n"); op && count < most; op = strtok(NULL, "\n"))
+        into[count++] = op;
+    return count;
+}
+
 int main(int argc, char **argv)
 {
     int first = 1;
+    char *ops[64];
 
     if (argc > 1 && !strcmp(argv[1], "-m")) {
         mapped = 1;
         first = 2;
+    }
+    if (getenv("PLUGML_OPS")) {
+        argc = read_ops(first, argv, ops, 64);
+        argv = ops;
     }
     p = plugml_attach();
     if (plugml_tables(p))

@@ -38,6 +38,8 @@ do_one() { # OP
     tell "$1" "$outcome"
 }
 
+# shellcheck disable=SC2046
+if [ -n "${PLUGML_OPS-}" ]; then set -- $(cat "$PLUGML_OPS"); fi # docs/conform.md
 for op; do
     case $op in
         bye) break ;;

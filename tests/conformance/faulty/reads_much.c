@@ -1,4 +1,4 @@
-/* Reads replies through stdio, which asks for 4,096 bytes. */
+/* Reads a reply into a page, as one reads a file. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 int main(void)
 {
     const char *dir = getenv("PLUGML_DIR"), *clock = getenv("PLUGML_CLOCK");
-    char reply[64];
+    char reply[4096];
     FILE *cmd, *req, *rep;
 
     if (!dir)
@@ -18,5 +18,5 @@ int main(void)
     fclose(cmd);
     fputc('\n', req);
     fflush(req);
-    return fread(reply, 1, 64, rep) == 64 && !memcmp(reply, "ok 1 ", 5) ? 0 : 1;
+    return fread(reply, 1, sizeof reply, rep) >= 64 && !memcmp(reply, "ok 1 ", 5) ? 0 : 1;
 }
