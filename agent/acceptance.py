@@ -2,7 +2,7 @@
 
     keep a copy in pend.<slot> -> answer -> (those before it) -> carried out -> the copy goes
 
-Owns the request's slot and whether its program has been answered.  The walk itself is the operation's, the row of accepted
+Owns the request's slot and how it comes to be accepted.  The walk itself is the operation's, the row of accepted
 requests the channel's (`Behind`).
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import Code
-from ..core.limits import MS
 from . import effects as e
 from .behind import Behind, Failure
 
@@ -22,23 +21,15 @@ FAR_US = 1 << 62
 
 
 class Acceptance:
-    """`given`: the program has its answer.  `limit_us`: it wants one by then."""
+    """Of one request that wants to be accepted, or has others before it that were."""
 
-    __slots__ = ("operation", "behind", "slot", "keeping", "given", "limit_us")
+    __slots__ = ("operation", "behind", "slot", "keeping")
 
-    def __init__(self, operation: Operation, behind: Behind, now_us: int) -> None:
+    def __init__(self, operation: Operation, behind: Behind, slot: int = -1) -> None:
         self.operation = operation
         self.behind = behind
-        timeout_ms = operation.request.timeout_ms
-        self.limit_us = FAR_US if timeout_ms is None else now_us + timeout_ms * MS
-        self.slot = -1  # of its copy, -1 = there is none
+        self.slot = slot  # of its copy, -1 = there is none
         self.keeping = False  # the copy is being made
-        self.given = False
-
-    def given_before(self, slot: int) -> None:
-        """An earlier agent has accepted it."""
-        self.slot, self.given, self.limit_us = slot, True, FAR_US
-        self.operation.delivery.counted = True
 
     # -- those before it
 
@@ -46,7 +37,7 @@ class Acceptance:
         """Must what was accepted before be carried out, or told, first?  (`init` gives values that it may be waiting for.)"""
         behind, operation = self.behind, self.operation
         request, delivery = operation.request, operation.delivery
-        if self.given:
+        if operation.accepted:
             return bool(behind.queue) and behind.queue[0] is not operation
         if request.unwaited:
             return bool(behind.failures) or operation.channel.owed or (self.slot < 0 and not behind.free)
@@ -59,7 +50,7 @@ class Acceptance:
     def tell_failures(self) -> list[Any]:
         """What was accepted has failed: this request is refused in its place, and nothing of it is applied."""
         behind = self.behind
-        if self.given or behind.queue or not behind.failures:
+        if self.operation.accepted or behind.queue or not behind.failures:
             return []
         failures = behind.forget_failures()
         text = "; ".join(failure.told() for failure in failures)
@@ -90,8 +81,8 @@ class Acceptance:
         """The program has its answer; from here on the request is nobody's but ours."""
         operation = self.operation
         request, delivery, channel = operation.request, operation.delivery, operation.channel
-        self.given = delivery.counted = True
-        self.limit_us = FAR_US
+        operation.accepted = delivery.counted = True
+        operation.limit_us = FAR_US
         operation.let_go()
         if request.unwaited:
             return channel.accept(operation.answer(), "", ticking=False)
@@ -100,8 +91,8 @@ class Acceptance:
 
     def time_out(self) -> list[Any]:
         """t= is over.  A pull has done nothing; anything else is accepted, if there is room for it."""
-        self.limit_us = FAR_US
         operation = self.operation
+        operation.limit_us = FAR_US
         request, delivery = operation.request, operation.delivery
         late = f"no answer within t={request.timeout_ms} ms"
         if not delivery.pushing and not delivery.ticking:

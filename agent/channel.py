@@ -25,7 +25,6 @@ clock before (`owed`); what fails after all is undone when the program is told s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -47,12 +46,15 @@ STOPPED = frozenset({"push", "pushpull", "step", "clock"})
 DENSE = ""  # the name under which the dense tables are weighed: they always take part together
 
 
-def tables_of(request: Request) -> Iterator[str]:
+_DENSE_ALONE = (DENSE,)
+
+
+def tables_of(request: Request) -> tuple[str, ...]:
     """Names of the sparse tables that take part, and DENSE if the dense ones do."""
-    if request.n is not None or not request.sections:
-        yield DENSE
-    for section in request.sections:
-        yield section.table
+    if not request.sections:
+        return _DENSE_ALONE
+    names = tuple(section.table for section in request.sections)
+    return names if request.n is None else (DENSE, *names)
 
 
 def combined(one: int, other: int) -> int:
@@ -299,7 +301,7 @@ class Channel:
         self.stopped = answer.stop
         self._done(request.seq, Code.OK)
         self.line = self.reading
-        return [*self._words(FLAG_STOP if answer.stop else 0), self._ok(request, answer), *self._look_again()]
+        return [*self._words(0), self._ok(request, answer), *self._look_again()]
 
     def _done(self, seq: int, status: Code) -> None:
         self.done_seq = seq
@@ -308,15 +310,16 @@ class Channel:
 
     def _words(self, flags: int) -> list[Any]:
         """Everything that stands for done_seq, and then done_seq itself: a crash between the two repeats the request."""
-        flags |= FLAG_OWED if self.owed else 0
+        flags |= (FLAG_OWED if self.owed else 0) | (FLAG_STOP if self.stopped else 0)
         weight, sums = self.sums.get(DENSE, 0.0), tuple((name, weight) for name, weight in self.sums.items() if name != DENSE)
         result = e.WriteResult(self.name, self.done_seq, self.clock, self.version, self.status, weight, self.pushes, flags, sums)
         return [result, e.SetDone(self.name, self.done_seq)]
 
     def _ok(self, request: Request, answer: Answer) -> e.Reply:
-        elements = self.elements if request.pulls and DENSE in tables_of(request) else None
-        rows = sum(section.want for section in request.sections) if request.pulls else 0
-        n = answer.n if answer.n is not None else elements
+        n, rows = answer.n, 0
+        if request.pulls:
+            n = self.elements if request.takes_dense else None
+            rows = sum(section.want for section in request.sections) if request.sections else 0
         record = Record(True, request.seq, self.clock, answer.version, n, lag=answer.lag, stop=answer.stop, rows=rows or None)
         return e.Reply(self.name, format_reply(record))
 

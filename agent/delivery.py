@@ -9,6 +9,7 @@ is told.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..core.effects import Send
@@ -59,8 +60,8 @@ class Delivery:
         if self.pushing and self.scatter is None:
             request, plan = self.request, self.job.plan
             assert plan is not None and self.parts is not None
-            dense = DENSE in tables_of(request)
-            if not self.job.takes_pushes_of(self.clock, plan.models_of(dense, [section.table for section in request.sections])):
+            names = [section.table for section in request.sections]
+            if not self.job.takes_pushes_of(self.clock, plan.gate_of(request.takes_dense, names)):
                 return []
             self.scatter = Scatter(self.job, self.stream, request.seq, self.clock, request.weight, self.buffer, self.parts, self.credits)
         if self.scatter is not None:
@@ -103,11 +104,13 @@ class Delivery:
         """Let go of what was read: the channel's buffers are used again when nobody has any of them."""
         self.parts = self.buffer = self.scatter = None
 
-    def tables(self) -> list[int]:
+    def tables(self) -> Sequence[int]:
         """Numbers of the tables that take part."""
         plan = self.job.plan
         found: list[int] = []
         assert plan is not None
+        if not self.request.sections:
+            return plan.tables
         for name in tables_of(self.request):
             found += plan.tables if name == DENSE else (plan.sparse[name].number,)
         return found

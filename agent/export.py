@@ -63,7 +63,7 @@ class Export:
         for table in plan.sparse.values():
             for file in SparseFile.names(table):
                 effects += self._make(file, 0)
-        return effects + self._read(self.job.closed, now_us)
+        return effects + self._read(0 if self.at else self.job.closed, now_us)
 
     def _make(self, file: str, nbytes: int) -> list[Any]:
         self.files.append(file)

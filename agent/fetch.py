@@ -6,15 +6,14 @@ beyond which of them must be visible.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..core.limits import Limits
 from ..shm_protocol.request import Request
 from ..shm_protocol.rows import Rows
 from ..wire import messages as m
-from .channel import DENSE, tables_of
 from .landing import Landing
-from .plan import closed_needed, reads_own_pushes, slowest_needed
 from .router import Job
 from .sparse import cut_pull
 from .transfer import Gather, Stream
@@ -34,14 +33,13 @@ class Fetch:
         self.job = job
         self.stream = stream
         self.clock = clock
-        names = list(tables_of(request))
-        dense = DENSE in names
-        models = plan.models_of(dense, [section.table for section in request.sections if section.want])
+        dense = request.takes_dense
+        gate = plan.gate_of(dense, [section.table for section in request.sections if section.want])
         parts, wanted = cut_pull(plan, wants, dense, limits)
         self.empty = not parts
-        self.slowest = slowest_needed(models, clock)  # nothing is asked before
-        self.gather = Gather(job, number, stream.worker, stream.gen, parts, closed_needed(models, clock), limits.window_bytes)
-        if reads_own_pushes(models):
+        self.slowest = gate.slowest(clock)  # nothing is asked before
+        self.gather = Gather(job, number, stream.worker, stream.gen, parts, gate.closed(clock), limits.window_bytes)
+        if gate.own:
             self.gather.after = {**stream.prev, **dict.fromkeys(pushed, request.seq)}
         self.landing = Landing(channel, plan, dense, wanted, request.text)
         self.gate_seen = False
@@ -70,9 +68,11 @@ class Fetch:
     def resend(self, moved: frozenset[int] | None = None) -> list[Any]:
         return list(self.gather.resend(moved)) if self.gate_open else []
 
-    def tables(self) -> list[int]:
+    def tables(self) -> Sequence[int]:
         """Numbers of the tables that were read."""
         plan = self.job.plan
         assert plan is not None
+        if self.landing.dense and not self.landing.wanted:
+            return plan.tables
         dense = list(plan.tables) if self.landing.dense else []
         return dense + [one.table.number for one in self.landing.wanted]

@@ -13,6 +13,7 @@ from ..core.errors import Code
 from ..core.limits import Limits
 from ..shm_protocol.request import Request
 from . import effects as e
+from . import orphan
 from .behind import SLOTS, Behind
 from .channel import Channel
 from .export import Export
@@ -111,6 +112,14 @@ class House:
         channel = self.by_stream.get((job, worker, gen))
         return [] if channel is None else self.of_channel(channel.name)
 
+    def pushing(self, job: int, worker: int, gen: int) -> Operation | None:
+        """The one request of a stream that may have a push under way: the others wait for it."""
+        channel = self.by_stream.get((job, worker, gen))
+        if channel is None:
+            return None
+        queue = self.behind[channel.name].queue
+        return queue[0] if queue else self.operations.get(channel.name)
+
     def all_operations(self) -> list[Operation]:
         found = [operation for behind in self.behind.values() for operation in behind.queue]
         return [*found, *self.operations.values()]
@@ -144,17 +153,12 @@ class House:
 
         Appends to `effects` and returns them.
         """
-        name = operation.channel.name
         if operation.over:
             effects += self._forget(operation, now_us)
-        elif operation.accepted and self.operations.get(name) is operation:
-            del self.operations[name]  # its program goes on
-            self.behind[name].queue.append(operation)
-            self.counts["requests"] += 1
-            effects += operation.pump(now_us)
-            return self.settle(operation, effects, now_us)
         else:
-            self.wake(operation.owed.due_us)
+            if operation.accepted and self.operations.get(operation.channel.name) is operation:
+                self._go_behind(operation, effects, now_us)
+            self.wake(operation.due_us)
         if self.credits.blocked:
             blocked = list(self.credits.blocked)
             self.credits.blocked.clear()
@@ -163,6 +167,16 @@ class House:
                 if other.over:
                     effects += self._forget(other, now_us)
         return effects
+
+    def _go_behind(self, operation: Operation, effects: list[Any], now_us: int) -> None:
+        """It was accepted just now: its program goes on."""
+        name = operation.channel.name
+        del self.operations[name]
+        self.behind[name].queue.append(operation)
+        self.counts["requests"] += 1
+        effects += operation.pump(now_us)
+        if operation.over:
+            effects += self._forget(operation, now_us)
 
     def _forget(self, operation: Operation, now_us: int) -> list[Any]:
         channel = operation.channel
@@ -177,7 +191,8 @@ class House:
         if operation.orphan:
             return self._farewell(channel, now_us)
         self.counts["requests"] += 1
-        return self.refused(channel) if channel.status != Code.OK else []
+        answered = channel.done_seq == operation.request.seq  # and not told to ring again
+        return self.refused(channel) if answered and channel.status != Code.OK else []
 
     def _go_on(self, channel: Channel, now_us: int) -> list[Any]:
         """An accepted request is over: the next one begins, or the one that its program waits for."""
@@ -205,7 +220,7 @@ class House:
         channel.retire()
         self.behind[channel.name].forget_failures()
         for operation in self.of_channel(channel.name):
-            if not operation.abandon():
+            if not orphan.abandon(operation):
                 self._drop(operation)
         channel.abandoned = bool(self.of_channel(channel.name))
         return channel.abandoned
@@ -278,7 +293,7 @@ class House:
         for name, behind in self.behind.items():
             seqs = [operation.request.seq for operation in behind.queue]
             assert seqs == sorted(seqs) and all(operation.accepted for operation in behind.queue), f"{name}: {seqs}"
-            assert len(behind.free) + len(behind.failures) + sum(op.acceptance.slot >= 0 for op in self.of_channel(name)) == len(SLOTS), name
+            assert len(behind.free) + len(behind.failures) + sum(operation.slot >= 0 for operation in self.of_channel(name)) == len(SLOTS), name
         for name, channel in self.channels.items():
             assert (channel.request is None) or name in self.operations, f"{name}: nobody works on its request"
             assert channel.cur_seq <= channel.done_seq + 1, f"{name}: cur_seq {channel.cur_seq} done_seq {channel.done_seq}"

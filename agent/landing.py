@@ -33,19 +33,23 @@ def section_offsets(dense_nbytes: int, wanted: tuple[Wanted, ...]) -> tuple[int,
 class Landing:
     """`dense`: the dense tables take part."""
 
-    __slots__ = ("channel", "plan", "dense", "wanted", "offsets", "text", "buffer")
+    __slots__ = ("channel", "plan", "dense", "wanted", "offsets", "text", "buffer", "plain")
 
     def __init__(self, channel: str, plan: Plan, dense: bool, wanted: tuple[Wanted, ...], text: bool) -> None:
         self.channel = channel
         self.plan = plan
         self.dense = dense
         self.wanted = wanted
-        self.offsets = section_offsets(plan.nbytes if dense else 0, wanted)
+        self.offsets = section_offsets(plan.nbytes if dense else 0, wanted) if wanted else ()
         self.text = text
+        self.plain = not wanted and not text and not plan.converts  # bytes go from messages to the file
         self.buffer: bytearray | None = bytearray(plan.nbytes) if text and dense else None  # laid out like `param`
 
     def take(self, part: Part, payload: tuple[Buffer, ...]) -> list[Any]:
         """The answer of one range."""
+        if self.plain:
+            name = self.channel
+            return [e.WriteParam(name, place.offset, frame) for place, frame in zip(part.slices, payload)]
         effects: list[Any] = []
         for place, frame in zip(part.slices, payload):
             if self.plan.converts:
@@ -64,6 +68,8 @@ class Landing:
 
     def finish(self) -> list[Any]:
         """All of them are here."""
+        if self.plain:
+            return []
         if self.text:
             return [e.WriteText(self.channel, self.buffer, tuple(one.laid_out() for one in self.wanted))]
         return [

@@ -15,11 +15,12 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.errors import Code, RequestError
-from ..core.limits import Limits
+from ..core.limits import MS, Limits
 from ..shm_protocol.request import Request
 from ..wire import messages as m
 from . import effects as e
-from .acceptance import Acceptance
+from . import orphan
+from .acceptance import FAR_US, Acceptance
 from .behind import Behind
 from .channel import STOPPED, TAKEN, Answer, Channel
 from .delivery import Delivery
@@ -43,7 +44,7 @@ class Operation:
 
     __slots__ = (
         "channel", "job", "stream", "behind", "request", "number", "limits", "credits", "delivery", "pulling", "piece", "offer", "fetch", "data",
-        "read", "reading", "prepared", "started", "taken_up", "unread", "orphan", "over", "patience", "acceptance", "owed",
+        "read", "reading", "prepared", "started", "taken_up", "unread", "orphan", "over", "accepted", "patience", "limit_us", "parked", "_acceptance",
     )  # fmt: skip
 
     def __init__(
@@ -73,20 +74,40 @@ class Operation:
         self.unread: tuple[Code, str] | None = None  # why its values cannot be handed over
         self.orphan = False  # its program has ended: only what was begun is brought to an end
         self.over = False
+        self.accepted = False  # the program has its answer, and goes on
         self.patience = Patience(limits, now_us)
-        self.acceptance = Acceptance(self, behind, now_us)
-        self.owed = Owed(self)
+        self.limit_us = FAR_US if request.timeout_ms is None else now_us + request.timeout_ms * MS  # the program wants an answer by then
+        self.parked = False  # the page says that it waits
+        self._acceptance: Acceptance | None = None  # most requests need none
+
+    @property
+    def acceptance(self) -> Acceptance:
+        if self._acceptance is None:
+            self._acceptance = Acceptance(self, self.behind)
+        return self._acceptance
+
+    @property
+    def slot(self) -> int:
+        """Of its copy in pend.*, -1 = there is none."""
+        return self._acceptance.slot if self._acceptance is not None else -1
+
+    @property
+    def owed(self) -> Owed:
+        return Owed(self)
 
     def accepted_before(self, slot: int) -> None:
         """By an earlier agent, which has left its copy in this slot."""
-        self.acceptance.given_before(slot)
-        self.taken_up, self.pulling = True, False
+        self._acceptance = Acceptance(self, self.behind, slot)
+        self.accepted = self.taken_up = self.delivery.counted = True
+        self.pulling, self.limit_us = False, FAR_US
         self.read = not self.request.pushes
 
     @property
-    def accepted(self) -> bool:
-        """The program has its answer, and goes on."""
-        return self.acceptance.given
+    def due_us(self) -> int:
+        """When to look at it again."""
+        patience, limit_us = self.patience, self.limit_us
+        due_us = patience.due_us if patience.due_us < patience.explain_us else patience.explain_us
+        return due_us if due_us < limit_us else limit_us
 
     # -- walking on
 
@@ -125,13 +146,13 @@ class Operation:
             return []
         if not self.started:
             return self.start(now_us)
-        acceptance = self.acceptance
-        if self.behind.busy and acceptance.held_back():
-            return acceptance.tell_failures()
-        if acceptance.keeping and self.request.unwaited:
+        behind, request = self.behind, self.request
+        if (behind.queue or behind.failures) and self.acceptance.held_back():
+            return self.acceptance.tell_failures()
+        if request.unwaited and self.acceptance.keeping:
             return []
         if self.orphan:
-            return self._pump_orphan()
+            return orphan.pump(self)
         if self.delivery.leaving:
             return self._finish() if self.delivery.left else self.delivery.pump_leave()
         if self.piece is not None:
@@ -140,16 +161,17 @@ class Operation:
             return self._pump_offer()
         if not self.read:
             return self.read_data()
-        if self.request.unwaited and not self.accepted:
-            return acceptance.keep()
+        if request.unwaited and not self.accepted:
+            return self.acceptance.keep()
         if not self.job.ready:
             return self._pump_offer()
-        if not self.prepared and (error := self._prepare()) is not None:
+        if not self.prepared and (error := self.prepare()) is not None:
             return self.fail(error.code, error.text)
-        effects = self.delivery.pump(self)
-        if self.fetch is not None and self.delivery.sent:
-            effects += self.fetch.pump()
-        if self.delivery.carried and (not self.pulling or self.unread is not None or (self.fetch is not None and self.fetch.done)):
+        delivery, fetch = self.delivery, self.fetch
+        effects = delivery.pump(self)
+        if fetch is not None and fetch.gather.unsent and delivery.sent:
+            effects += fetch.pump()
+        if delivery.carried and (not self.pulling or self.unread is not None or (fetch is not None and fetch.done)):
             effects += self._finish()
         return effects
 
@@ -160,7 +182,7 @@ class Operation:
         name = self.channel.name
         return [e.ReadKept(name, self.acceptance.slot, self.request) if self.accepted else e.ReadData(name, self.request)]
 
-    def _prepare(self) -> RequestError | None:
+    def prepare(self) -> RequestError | None:
         """Cut what was read into parts.  What cannot be is refused before anything is sent."""
         plan, data, delivery = self.job.plan, self.data, self.delivery
         assert plan is not None
@@ -191,34 +213,6 @@ class Operation:
             self.offer = Offer(self.job, self.stream, self.channel.name, self.credits, grad)
         return self.offer.pump(self)
 
-    def _pump_orphan(self) -> list[Any]:
-        """What has reached some ranges reaches all of them, and its tick the clock: no half of it stays behind."""
-        if not self.job.ready:
-            if self._is_vain():
-                self.drop()
-            return []
-        if not self.read:
-            return self.read_data()
-        self.pulling = False
-        if not self.prepared and (error := self._prepare()) is not None:
-            return self.fail(error.code, error.text)
-        effects = self.delivery.pump(self)
-        return effects + self._bury()
-
-    def _is_vain(self) -> bool:
-        """There are no first values, as the clock says too: nothing was ever pushed, and perhaps never can be."""
-        return self.job.plan is not None and not self.job.ready and self.channel.worker in self.job.gens
-
-    def _bury(self) -> list[Any]:
-        """Once it has been carried out it counts, although nobody is told."""
-        if not self.delivery.carried:
-            return []
-        if self.accepted:
-            return self.acceptance.end()
-        self.channel.bury(self.request, pushed=self.delivery.pushing, ticked=self.delivery.ticking)
-        self.drop()
-        return []
-
     # -- answers of the host
 
     def on_data(self, data: e.DataRead, now_us: int) -> list[Any]:
@@ -229,7 +223,7 @@ class Operation:
             return self.fail(data.code, data.text)
         self.read = True
         self.data = data
-        if self.acceptance.slot >= 0 and not self.accepted:  # t= ran out before it could be read
+        if self.slot >= 0 and not self.accepted:  # t= ran out before it could be read
             return self.acceptance.keep()
         return self.pump(now_us)
 
@@ -265,8 +259,13 @@ class Operation:
         return self._on_news(scatter is not None and scatter.on_last(told), now_us)
 
     def on_ack(self, ack: m.PushAck | m.InitAck, now_us: int) -> list[Any]:
-        scatter = self.delivery.scatter if isinstance(ack, m.PushAck) else self.offer.scatter if self.offer is not None else None
-        return self._on_news(scatter is not None and scatter.on_ack(ack), now_us)
+        if not isinstance(ack, m.PushAck):
+            return self._on_news(self.offer is not None and self.offer.scatter is not None and self.offer.scatter.on_ack(ack), now_us)
+        scatter = self.delivery.scatter
+        if scatter is None or not scatter.on_ack(ack):
+            return []
+        self.patience.heard(now_us)
+        return [] if scatter.unacked and not scatter.unsent else self.pump(now_us)  # while others are owed nothing new is possible
 
     def on_values(self, values: m.Values, now_us: int) -> list[Any]:
         fetch = self.fetch
@@ -346,21 +345,8 @@ class Operation:
         pushed = delivery.pushed
         self.close()
         ticked = delivery.ticking and delivery.ticked
-        effects = self.acceptance.drop_copy()
+        effects = self._drop_copy()
         return effects + self.channel.fail(code, text, pushed=pushed, ticked=ticked, crc=delivery.crc if pushed else 0, told=told)
-
-    def abandon(self) -> bool:
-        """Nobody waits for the answer any more.  True while what was begun of it is still on its way."""
-        if not self.over:
-            self.orphan = True
-            delivery = self.delivery
-            if self.accepted:
-                return not self._is_vain()
-            if (delivery.pushing or delivery.ticking) and (self.taken_up or delivery.begun):
-                self._bury()
-            else:
-                self.drop()
-        return not self.over
 
     def drop(self) -> None:
         """Forget it, wherever it stands."""
@@ -394,7 +380,7 @@ class Operation:
         if self.unread is not None:
             return self.fail(self.unread[0], f"{self.unread[1]}; {TAKEN}")
         self.close()
-        effects = self.acceptance.drop_copy()
+        effects = self._drop_copy()
         if fetch is not None:
             self.job.staleness.pulled(worker, fetch.tables(), max(0, fetch.clock - self.job.slowest))
             effects += fetch.landing.finish()
@@ -402,9 +388,12 @@ class Operation:
             self.channel.said_bye = True
         return effects + self.channel.finish(self.answer(), pushed=delivery.pushing, ticked=delivery.ticking, crc=delivery.crc)
 
+    def _drop_copy(self) -> list[Any]:
+        return self._acceptance.drop_copy() if self._acceptance is not None else []
+
     def release(self) -> None:
         """It is forgotten: so is all that it has in memory, at once."""
-        self.data = self.fetch = self.offer = None
+        self.data = self.fetch = self.offer = self._acceptance = None
         self.delivery.release()
 
     def _fenced(self, newest: int) -> str:

@@ -17,19 +17,12 @@ if TYPE_CHECKING:
 
 
 class Owed:
-    """Of one request."""
+    """Of one request; made whenever somebody asks."""
 
-    __slots__ = ("operation", "parked")
+    __slots__ = ("operation",)
 
     def __init__(self, operation: Operation) -> None:
         self.operation = operation
-        self.parked = False
-
-    @property
-    def due_us(self) -> int:
-        """When to look at it again."""
-        operation = self.operation
-        return min(operation.patience.due_us, operation.patience.explain_us, operation.acceptance.limit_us)
 
     def on_time(self, now_us: int) -> list[Any]:
         """Ask again for what a server owes us; ask how the clock stands when we wait for other workers."""
@@ -37,7 +30,7 @@ class Owed:
         patience, limits = operation.patience, operation.limits
         if operation.over:
             return []
-        if now_us >= operation.acceptance.limit_us and not operation.orphan:
+        if now_us >= operation.limit_us and not operation.orphan:
             return operation.acceptance.time_out()
         if now_us < patience.due_us:
             return []
@@ -50,8 +43,8 @@ class Owed:
         else:
             effects += self._ask_standing(now_us)
             patience.look_again(now_us + limits.poll_us)
-        if not self.parked and not operation.orphan and not operation.accepted:
-            self.parked = True
+        if not operation.parked and not operation.orphan and not operation.accepted:
+            operation.parked = True
             effects.append(e.SetState(operation.channel.name, PARKED))
         return effects
 

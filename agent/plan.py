@@ -86,6 +86,28 @@ class Sparse(NamedTuple):
     code: int  # of the storage on the wire
 
 
+class Gate(NamedTuple):
+    """What a worker waits for that reads some tables together: the strictest of their models."""
+
+    closes: bool  # BSP: clocks before its own are closed
+    slack: int | None  # SSP: clocks that the slowest worker may be behind
+    own: bool  # its own pushes are visible before a close
+
+    @classmethod
+    def of(cls, models: Iterable[Consistency]) -> Gate:
+        models = list(models)
+        slacks = [model.slack for model in models if model.model != BSP and model.slack is not None]
+        return cls(any(model.model == BSP for model in models), min(slacks, default=None), any(model.model != BSP for model in models))
+
+    def closed(self, clock: int) -> int:
+        """Clocks that must be closed before a worker in `clock` may read."""
+        return clock if self.closes else 0
+
+    def slowest(self, clock: int) -> int:
+        """Clocks that the slowest worker must have finished (BSP has closes)."""
+        return max(0, clock - self.slack) if self.slack is not None else 0
+
+
 class Plan(NamedTuple):
     """Every part of a job's dense tables, in order of their first byte, and its sparse tables by name."""
 
@@ -98,9 +120,9 @@ class Plan(NamedTuple):
     program_tables: frozenset[int]  # those whose first values a program gives
     first_tables: frozenset[int]  # the same, and those whose first values lie in files
     files: tuple[tuple[str, int, int], ...]  # path, offset, bytes of first values in files
-    models: tuple[Consistency, ...]  # the different models among all tables
     model_of: tuple[Consistency, ...]  # of each table
-    dense_models: tuple[Consistency, ...]
+    gate: Gate  # of all tables
+    dense_gate: Gate  # of the dense ones
     sparse: dict[str, Sparse]
     dtypes: dict[int, tuple[np.dtype[Any], np.dtype[Any]]]  # of dense tables: the program's kind of number, the servers'
     converts: bool  # there is one where they differ
@@ -127,36 +149,21 @@ class Plan(NamedTuple):
                 for table, offset in spec.layout.places
                 if table.init == "file"
             ),
-            tuple(sorted(set(model_of), key=str)),
             model_of,
-            tuple(sorted({model_of[number] for number in dense}, key=str)),
+            Gate.of(model_of),
+            Gate.of(model_of[number] for number in dense),
             sparse,
             dtypes,
             any(mine != stored for mine, stored in dtypes.values()),
             frozenset([part.range for part in parts] + [number for table in sparse.values() for number in table.ranges]),
         )
 
-    def models_of(self, dense: bool, names: Iterable[str]) -> tuple[Consistency, ...]:
-        """The different models among some tables; among all, if there are none."""
+    def gate_of(self, dense: bool, names: Iterable[str]) -> Gate:
+        """What must have happened before some tables may be read; if there are none, before any of the job's."""
         if not names:
-            return self.dense_models if dense and self.dense_models else self.models
-        found = {self.model_of[self.sparse[name].number] for name in names}
-        return tuple(found.union(self.dense_models)) if dense else tuple(found)
-
-
-def closed_needed(models: Iterable[Consistency], clock: int) -> int:
-    """Clocks that must be closed before a worker in `clock` may read such tables."""
-    return max((model.closed_needed(clock) for model in models if model.model == BSP), default=0)
-
-
-def slowest_needed(models: Iterable[Consistency], clock: int) -> int:
-    """Clocks that the slowest worker must have finished before a worker in `clock` may read (SSP; BSP has closes)."""
-    return max((model.slowest_needed(clock) for model in models if model.model != BSP), default=0)
-
-
-def reads_own_pushes(models: Iterable[Consistency]) -> bool:
-    """A pull must wait for the stream's own pushes; under BSP alone the closes say it all."""
-    return any(model.model != BSP for model in models)
+            return self.dense_gate if dense and self.tables else self.gate
+        models = {self.model_of[self.sparse[name].number] for name in names}
+        return Gate.of(models.union(self.model_of[number] for number in self.tables) if dense else models)
 
 
 def _dense_parts(spec: JobSpec, ring_ranges: int) -> tuple[Part, ...]:

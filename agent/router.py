@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..core.clock import Consistency
 from ..core.effects import Send
 from ..core.errors import Code, PeerError
 from ..core.job import JobSpec
 from ..core.jobmap import FAILED, FINISHED, LOST, RUNNING, STOPPED, JobMap
 from ..wire import messages as m
-from .plan import Plan, closed_needed
+from .plan import Gate, Plan
 from .staleness import Staleness
 
 CODES = frozenset(int(code) for code in Code)
@@ -94,10 +93,10 @@ class Job:
         """Tables that are given their first values have them."""
         return self.plan is not None and (not self.plan.first_tables or self.initialised > 0)
 
-    def takes_pushes_of(self, clock: int, models: tuple[Consistency, ...]) -> bool:
+    def takes_pushes_of(self, clock: int, gate: Gate) -> bool:
         """Ranges keep pushes of the clock that is closed next and of the one behind it.  A later one would be answered
         only when others have ticked, and its bytes must not take up the window that their pushes need."""
-        return closed_needed(models, clock) <= self.closed + 1
+        return gate.closed(clock) <= self.closed + 1
 
     def newest_gen(self, worker: int) -> int:
         """Lower ones are fenced."""

@@ -43,10 +43,12 @@ class Servers:
     # -- ranges
 
     def on_push_ack(self, sender: str, ack: m.PushAck, now_us: int) -> list[Any]:
-        return self._to_stream(ack, lambda operation: operation.on_ack(ack, now_us), now_us)
+        operation = self.house.pushing(ack.job, ack.worker, ack.gen)
+        return [] if operation is None else self.house.settle(operation, operation.on_ack(ack, now_us), now_us)
 
     def on_last(self, sender: str, told: m.LastTold, now_us: int) -> list[Any]:
-        return self._to_stream(told, lambda operation: operation.on_last(told, now_us), now_us)
+        operation = self.house.pushing(told.job, told.worker, told.gen)
+        return [] if operation is None else self.house.settle(operation, operation.on_last(told, now_us), now_us)
 
     def _to_stream(self, message: Any, tell: Callable[[Operation], list[Any]], now_us: int) -> list[Any]:
         """To each request of the stream that is under way: one of them waits for it, the others pass it over."""
@@ -155,7 +157,7 @@ class Servers:
         job = self.house.jobs.get(twins.job)
         if job is None:
             return []
-        pair = (twins.worker, twins.other)
+        pair = (min(twins.worker, twins.other), max(twins.worker, twins.other))
         if twins.clocks < 2 * job.twins.get(pair, 0) or not twins.clocks:
             return []
         job.twins[pair] = twins.clocks
