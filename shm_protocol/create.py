@@ -15,9 +15,8 @@ import time
 from pathlib import Path
 
 from ..core.errors import Code, RootError
-from ..core.limits import CACHE_LINE_BYTES
 from . import sums
-from .info import Info, rounded
+from .info import Info
 from .kept import HEAD_BYTES, SLOTS
 from .page import PAGE_BYTES, RECORD_BYTES, REQUEST_BYTES_MAX, Moving, new_page, read_moving
 from .request import Reply, format_reply, seq_of
@@ -128,12 +127,15 @@ class Channel:
 
 
 def files_of(info: Info) -> tuple[tuple[str, int, int], ...]:
-    """(name, mode, bytes) of each regular file of a channel.  Texts are not preallocated: nobody knows their length."""
+    """(name, mode, bytes) of each regular file of a channel.
+
+    Texts are not preallocated: nobody knows their length.  Nor are accepted pushes, beyond their heads: most programs never
+    send one, and two of them would double a channel's memory.
+    """
     kinds = {table.index_type for table in info.tables if table.kind == "sparse"}
-    pend = HEAD_BYTES + rounded(info.cap_grad, CACHE_LINE_BYTES) + 2 * rounded(info.cap_idx, CACHE_LINE_BYTES)
     files = [
         ("cmd", 0o600, PAGE_BYTES), ("grad", 0o600, info.cap_grad), ("param", 0o600, info.cap_param), ("ctl", 0o644, PAGE_BYTES),
-        ("err", 0o644, PAGE_BYTES), ("data", 0o644, PAGE_BYTES), *((slot, 0o600, pend) for slot in SLOTS),
+        ("err", 0o644, PAGE_BYTES), ("data", 0o644, PAGE_BYTES), *((slot, 0o600, HEAD_BYTES) for slot in SLOTS),
         ("grad.txt", 0o600, 0), ("param.txt", 0o600, 0), ("info", 0o444, 0), ("keeper", 0o600, 0),
     ]  # fmt: skip
     if kinds - {"str"}:

@@ -208,15 +208,16 @@ def test_a_head_reads_back(line: bytes, sizes: tuple[int, ...]) -> None:
     assert all(offsets[i] + sizes[i] <= offsets[i + 1] < offsets[i] + sizes[i] + 64 for i in range(4))
 
 
-def test_a_full_channel_fits_into_its_slots() -> None:  # SPEC 1.5
-    """Raw pushes and wants never grow a slot: they were reserved at the start."""
+def test_a_slot_grows_with_the_first_push_that_it_takes() -> None:  # SPEC 1.5
+    """A program that never has a push accepted beforehand pays a head for each slot and nothing more."""
     spec = JobSpec("j", 1, (TableSpec("w", (5,)), TableSpec("e", (0, 3), "sparse", index="u32", batch=5), TableSpec("g", (0, 1), "sparse", index="u64", batch=3)))
     info = Info.of(spec, 0, 1, "0" * 32, 0)
     files = MemoryFiles(info)
     agent = adopt_twin(files, info, 1)
-    before = len(files.contents["pend.1"])
+    assert len(files.contents["pend.1"]) == kept.HEAD_BYTES == dict((name, size) for name, _mode, size in files_of(info))["pend.1"]
     agent.keep(1, parse_request(b"step 1 0 n=5 t=1 table=e k=5 want=5 table=g k=3 want=3"))
-    assert len(files.contents["pend.1"]) == before == dict((name, size) for name, _mode, size in files_of(info))["pend.1"]
+    assert len(files.contents["pend.1"]) > kept.HEAD_BYTES + info.cap_grad
+    assert [slot for slot, _line in agent.kept_pushes()] == [1]
 
 
 @pytest.mark.parametrize(

@@ -343,7 +343,7 @@ def test_values_of_every_layout_have_their_files(root: Path) -> None:  # SPEC 1.
         assert kept.info.cap_idx == 8 and kept.info.cap_grad == 64 + 16 + 16
         for name, wanted in {
             "gidx": (8, 0o600), "want": (8, 0o600), "gidx.txt": (0, 0o600), "want.txt": (0, 0o600), "gkey": (0, 0o600), "wkey": (0, 0o600),
-            "data": (4096, 0o644), "reply": (64, 0o644), "pend.0": (8192 + 128 + 128, 0o600), "pend.1": (8192 + 128 + 128, 0o600),
+            "data": (4096, 0o644), "reply": (64, 0o644), "pend.0": (8192, 0o600), "pend.1": (8192, 0o600),
         }.items():  # fmt: skip
             assert sizes[name] == wanted, name
             data = (kept.directory / name).read_bytes()
