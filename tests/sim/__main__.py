@@ -16,6 +16,7 @@ import traceback
 
 from .cluster import FINDINGS, Cluster
 from .mutants import hunt_all
+from .ordered import registered
 from .weather import draw_plan
 from .world import World
 
@@ -49,7 +50,8 @@ def simulate(seed: int, trace: bool = False) -> tuple[World, str | None]:
     """Run a seed: (world, what went wrong or None)."""
     world = World(seed, trace)
     try:
-        outcome = Cluster(world, draw_plan(world)).run()
+        with registered():
+            outcome = Cluster(world, draw_plan(world)).run()
     except FINDINGS as error:
         # A report says what was promised; the story says what happened; the replay command says it again.
         where = "".join(traceback.format_exception(error)[-4:])

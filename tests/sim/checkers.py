@@ -26,7 +26,8 @@ class Pull(NamedTuple):
     """What a stream read, and what it knew.
 
     `slots` is an array [replica, worker, gen - 1, SLOT] of the counting table; `own` counts those of the stream's own
-    pushes that must be there; `known` counts, for any stream, what somebody had been told to be applied before.
+    pushes that must be there; `known` counts, for any stream, what somebody had been told to be applied before, `most`
+    those of a stream that may be there where the clock says so (BSP).
     """
 
     started_us: int
@@ -36,6 +37,7 @@ class Pull(NamedTuple):
     own: int
     slots: np.ndarray[Any, Any]
     known: dict[Stream, int] = {}
+    most: dict[Stream, int] = {}
 
 
 class Issued(NamedTuple):
@@ -83,6 +85,9 @@ def check_counting(pulls: Sequence[Pull], issued: dict[Stream, Issued]) -> None:
         for (worker, gen), acked in pull.known.items():
             if (seen := m[:, worker, gen - 1]).size and seen.min() < acked:
                 raise Broken(f"stream {pull.stream} read {seen.tolist()} of the {acked} pushes that ({worker}, {gen}) knew to be applied")
+        for (worker, gen), most in pull.most.items():
+            if (seen := m[:, worker, gen - 1]).size and seen.max() > most:
+                raise Broken(f"stream {pull.stream} at clock {pull.clock} read {seen.tolist()} pushes of ({worker}, {gen}), at most {most} were to be seen")
         before = last.get(pull.stream)
         if before is not None and before[0] <= pull.started_us and (m < before[1]).any():
             raise Broken(f"stream {pull.stream} at clock {pull.clock}: a later pull shows fewer pushes than an earlier one")
@@ -107,40 +112,7 @@ def check_equal(values: dict[int, tuple[Stream, bytes]], clock: int, stream: Str
         raise Broken(f"stream {stream} and stream {first[0]} read different values at clock {clock}")
 
 
-# -- exactness under BSP: the server's arithmetic in plain numpy ------------------------------------------------------
-
-
-class Staged(NamedTuple):
-    """One push of one worker in one clock, as the program wrote it."""
-
-    worker: int
-    weight: float
-    gradient: np.ndarray[Any, Any]
-
-
-def close_clock(
-    values: np.ndarray[Any, Any], pushes: Sequence[Staged], optimizer: str, lr: float, combine: str
-) -> np.ndarray[Any, Any]:
-    """Values after one closed clock.  `pushes` in order of worker, each worker's in order of seq."""
-    if not pushes:
-        return values
-    if combine == "sum":
-        total = np.sum([push.gradient for push in pushes], axis=0)
-    else:
-        weight = _total_weight(pushes)
-        if len(pushes) == 1:
-            total = pushes[0].gradient
-        else:
-            total = np.sum([push.weight * push.gradient for push in pushes], axis=0) / weight
-    if optimizer == "add":
-        return values + total
-    if optimizer == "assign":
-        return np.array(total)
-    return values - lr * total
-
-
-def _total_weight(pushes: Sequence[Staged]) -> float:
-    return float(sum(push.weight for push in pushes))
+# -- exactness under BSP: `reference` says what is expected -------------------------------------------------------
 
 
 def check_exact(stream: Stream, clock: int, table: str, seen: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], relative: float) -> None:

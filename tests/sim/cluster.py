@@ -22,6 +22,7 @@ from .host import Host
 from .jobrun import JobRun
 from .launcher import Launcher
 from .network import Network
+from .ordered import registered
 from .process import Process
 from .store import MemoryStore
 from .supervisor import Supervisor, Watched
@@ -167,6 +168,7 @@ class Cluster:
         self._every(plan.master_crash_us, lambda: self._crash(self.master))
         self._every(plan.program_kill_us, self._kill_program)
         self._every(plan.launcher_kill_us, self._kill_launcher)
+        self._every(plan.host_loss_us, self._lose_host)
         self._every(plan.pause_us, self._pause)
         self._every(plan.cut_us, self._cut)
         self._every(plan.slow_us, self._slow)
@@ -188,7 +190,7 @@ class Cluster:
 
     def _worn(self) -> bool:
         """The counting table has no room for many more generations: the weather spares agents and programs."""
-        if max(run.ledger.newest_gen for run in self.runs) < GENS_WORN:
+        if max(run.ledger.roll.newest_gen for run in self.runs) < GENS_WORN:
             return False
         for agent in self.agents:
             agent.crash_rate = 0.0
@@ -227,6 +229,20 @@ class Cluster:
             launcher.agent.crash()
         self.world.after(self.world.draw(1_000, 500_000), launcher.start)
 
+    def _lose_host(self) -> None:
+        """The host fails: its agent, launchers, programs and channels go at once.  It comes back with an empty memory."""
+        at = self.world.draw(0, len(self.hosts) - 1)
+        host, agent = self.hosts[at], self.agents[at]
+        launchers = [launcher for launcher in self.launchers if launcher.host is host and launcher.alive]
+        if not agent.alive or not launchers or self._worn():
+            return
+        self.world.fault("host loss", host.name)
+        for launcher in launchers:
+            launcher.kill()
+            self.world.after(self.world.draw(1_000, 800_000), launcher.start)
+        agent.crash()
+        host.lose_everything()
+
     def _pause(self) -> None:
         process = self._one_of([self.master, *self.servers, *self.agents])
         if process.alive:
@@ -254,6 +270,10 @@ class Cluster:
 
     def run(self) -> str:
         """Both phases; returns how the jobs ended, raises one of FINDINGS."""
+        with registered():
+            return self._run()
+
+    def _run(self) -> str:
         self.start()
         self.world.run_until(self._over, self.plan.weather_us)
         self.heal()

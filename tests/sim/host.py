@@ -36,7 +36,7 @@ class Files(MemoryFiles):
         self.answers: dict[int, bytes] = {}  # seq -> its first reply
 
     def write(self, name: str, offset: int, data: Any) -> None:
-        if name in ("param", "param.txt"):
+        if name in ("param", "param.txt", "data"):
             self._check_param(name, offset, memoryview(data).nbytes)
             if self.is_full():
                 raise RequestError(Code.NOSPC, f"{name} cannot be written: No space left on device")
@@ -58,7 +58,7 @@ class Files(MemoryFiles):
         self.param_sum = self._sum()
 
     def _sum(self) -> int:
-        return crc32(self.contents["param.txt"], crc32(self.contents["param"]))
+        return crc32(self.contents.get("data", b""), crc32(self.contents["param.txt"], crc32(self.contents["param"])))
 
     def send(self, record: bytes) -> bool:
         """A reply: done_seq comes first, and a repeat says the same."""
@@ -69,16 +69,29 @@ class Files(MemoryFiles):
         if words[0] == b"ok" and seq:
             if seq > self.done_seq:
                 raise Violation(f"{self.name}: replied to {seq} while done_seq is {self.done_seq}")
-            said = b" ".join(word for word in words if not word.startswith((b"n=", b"lag=")))  # ctl keeps neither
+            said = b" ".join(word for word in words if not word.startswith(b"lag="))  # as it is now
             first = self.answers.setdefault(seq, said)
             if first != said:
                 raise Violation(f"{self.name}: seq {seq} was answered {first!r} and then {said!r}")
             self.check_param_untouched()
         return super().send(record)
 
+    @property
+    def answered(self) -> bool:
+        return bool(self.posts if self.sem else self.replies)
+
+    def take_reply(self) -> bytes | None:
+        """What the program finds when it is woken."""
+        if not self.answered:
+            return None
+        if not self.sem:
+            return self.replies.popleft()
+        self.posts = 0
+        return bytes(self.contents["reply"])
+
     def check_param_untouched(self) -> None:
         if self._sum() != self.param_sum:
-            raise Violation(f"{self.name}: param changed after done_seq = {self.done_seq}")
+            raise Violation(f"{self.name}: param or data changed after done_seq = {self.done_seq}")
 
 
 class Channel:
@@ -177,6 +190,12 @@ class Host:
     def sweep(self, channel: Channel) -> None:
         channel.swept = True
         self.channels.pop(channel.name, None)
+
+    def lose_everything(self) -> None:
+        """The machine has gone: what was in its memory is no more."""
+        for channel in list(self.channels.values()):
+            self.sweep(channel)
+        self.exported.clear()
 
     def _is_full(self) -> bool:
         full = self.world.happens(self.full_rate)

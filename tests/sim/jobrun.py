@@ -11,11 +11,12 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from .exports import judge_export
 from .host import Host
 from .launcher import Launcher
+from .ledger import Ledger
 from .process import Process
 from .weather import Plan
-from .workload import Ledger
 from .world import Violation, World
 
 LOST_BY_NAME = re.compile(r"server s\d+ held the only copy of \d+ range")
@@ -43,6 +44,12 @@ class JobRun:
     def start(self) -> None:
         for launcher in self.launchers:
             self.world.after(self.world.draw(0, 300_000), launcher.start)
+        for _ in range(2 if self.plan.stop_at_us else 0):  # two rules, or one that is said again
+            self.world.after(self.plan.stop_at_us + self.world.draw(0, 200_000), self._stop)
+
+    def _stop(self) -> None:
+        if not self.outcome and not self._asked_export:
+            self.launchers[self.world.draw(0, len(self.launchers) - 1)].stop()
 
     def over(self) -> bool:
         """One look, and the next step of the end: all finished, values exported and judged, the job ended."""
@@ -58,7 +65,7 @@ class JobRun:
 
     def _judge(self, answer: dict[str, Any]) -> None:
         files = self.launchers[0].host.exported[f"/{self.plan.job}/result"]
-        self.ledger.judge_export(files, int(answer["clock"]), final=True)
+        judge_export(self.ledger, files, int(answer["clock"]), final=True)
         self.launchers[0].end_job(self._ended)
 
     def _ended(self, answer: dict[str, Any]) -> None:

@@ -12,11 +12,13 @@ from typing import Any
 from plugml.agent import effects as fx
 from plugml.core.job import JobSpec
 
+from .exports import judge_export
 from .host import Channel, Host
+from .ledger import Ledger
 from .process import Process
 from .programs import Program
 from .weather import Plan
-from .workload import Ledger, end_clock
+from .workload import end_clock
 from .world import Violation, World
 
 LINE_MAX = 64 << 10
@@ -207,6 +209,9 @@ class Launcher:
             return  # the channel is gone already
         if answer.get("code") == "NONFINITE" and asked["op"] == "export" and self.ledger.doomed:
             return
+        if asked["op"] == "export" and asked.get("at") and answer.get("code") in ("RANGE", "AGAIN"):
+            self.world.reached("snapshot that is not kept")
+            return
         if answer.get("code") in ("STOP", "GONE"):
             self._ended_already(asked, answer)
             return
@@ -224,7 +229,7 @@ class Launcher:
             self._repeat()  # the agent knows the job by its number now
         elif asked["op"] == "attach":
             self.starting = [worker for worker in self.starting if worker != asked["worker"]]
-        elif asked["op"] != "export":
+        elif asked["op"] not in ("export", "stop"):
             raise Violation(f"the agent refused {asked}: {answer}")
 
     # -- workers
@@ -236,7 +241,7 @@ class Launcher:
 
     def _attached(self, worker: int, answer: dict[str, Any]) -> None:
         gen, clock = int(answer["gen"]), int(answer["clock"])
-        self.ledger.grant(worker, gen)
+        self.ledger.grant(worker, gen, clock)
         channel = self.host.make(str(answer["info"]), answer["sizes"])
         if (channel.worker, channel.gen) != (worker, gen) or channel.info.number != self.job_number:
             raise Violation(f"attach of worker {worker} gave {channel.info}")
@@ -247,7 +252,7 @@ class Launcher:
     def _opened(self, worker: int, channel: Channel, clock: int) -> None:
         if worker in self.starting:
             self.starting.remove(worker)
-        if clock > end_clock(self.ledger.seed, self.plan, worker) and worker not in self.ledger.saying_bye:
+        if clock > max(end_clock(self.ledger.seed, self.plan, worker), self.ledger.roll.first[worker]) and worker not in self.ledger.roll.saying_bye:
             raise Violation(f"worker {worker} is to resume at clock {clock}, after its end")
         program = Program(self.world, self.host, self.plan, self.ledger, channel, clock, self._ended)
         self.programs[worker] = program
@@ -263,11 +268,16 @@ class Launcher:
         channel = program.channel
         if how == "finished":
             fields |= {"how": "finished", "clock": program.clock}
-            self.ask("exited", fields, lambda answer: self._finish(worker, channel))
+            self.ask("exited", fields, lambda answer: self._finish(program))
+        elif how == "killed" and self._gives_up(worker):
+            self.world.reached("a worker that is not coming back")
+            self.ledger.roll.leaving.setdefault(worker)
+            fields |= {"how": "lost"}
+            self.ask("exited", fields, lambda answer: self._lose(program, int(answer["clocks"])))
         elif how == "killed":
             self.restarts += 1
             fields |= {"how": "restarting"}
-            self.ask("exited", fields, lambda answer: self._restart(worker, channel))
+            self.ask("exited", fields, lambda answer: self._restart(program))
         else:
             self.failures[worker] = how
             fields |= {"how": "lost"}
@@ -281,21 +291,56 @@ class Launcher:
             self.world.reached("channel swept by its launcher")
             self.host.sweep(channel)
 
-    def _finish(self, worker: int, channel: Channel) -> None:
-        self._release(channel)
+    def _gives_up(self, worker: int) -> bool:
+        """Worker 0 always comes back, and who has said bye has left already."""
+        return worker > 0 and worker not in self.ledger.roll.saying_bye and self.world.happens(self.plan.gone)
+
+    def _finish(self, program: Program) -> None:
+        self._release(program.channel)
+        self._have_finished(program.stream[0])
+
+    def _have_finished(self, worker: int) -> None:
         if worker not in self.finished:
             self.finished.append(worker)
 
-    def _restart(self, worker: int, channel: Channel) -> None:
-        self._release(channel)
-        self.attach(worker)
+    def _lose(self, program: Program, clocks: int) -> None:
+        """The worker has left; what it had been promised was carried out first."""
+        program.confirm()
+        self._release(program.channel)
+        self.ledger.left(program.stream[0], clocks)
+        self._have_finished(program.stream[0])
+        if self.world.happens(self.plan.rejoins):
+            self.world.after(self.world.draw(1_000, 500_000), self._join_again, program.stream[0])
+
+    def _restart(self, program: Program) -> None:
+        program.confirm()
+        self._release(program.channel)
+        self.attach(program.stream[0])
+
+    def _join_again(self, worker: int) -> None:
+        """A worker that had left comes back, unless all has ended."""
+        if self.alive and self._registered and not self.job_state and not self.done and worker in self.finished:
+            self.world.reached("a worker joins again")
+            self.finished.remove(worker)
+            self.attach(worker)
+
+    def stop(self) -> None:
+        """A stop rule has fired."""
+        if not self.job_number:
+            return
+        fields = {"job": self.spec.name, "reason": "the loss does not fall any more"}
+        self.ask("stop", fields, self._stopped)
+
+    def _stopped(self, answer: dict[str, Any]) -> None:
+        self.world.reached("stop rule")
+        self.ledger.stopping.told(int(answer["stop_clock"]), max(self.ledger.roll.ticking.values(), default=0))
 
     def end_job(self, then: Callable[[dict[str, Any]], None]) -> None:
         fields = {"job": self.spec.name, "state": "finished", "reason": "every worker has finished"}
         self.ask("end", fields, then)
 
-    def export(self, place: str, then: Callable[[dict[str, Any]], None]) -> None:
-        self.ask("export", {"job": self.spec.name, "dir": place}, then)
+    def export(self, place: str, then: Callable[[dict[str, Any]], None], at: int = 0) -> None:
+        self.ask("export", {"job": self.spec.name, "dir": place} | ({"at": at} if at else {}), then)
 
     def small_talk(self) -> None:
         """What tools ask while training goes on; and an export, which must stand at one closed clock."""
@@ -309,13 +354,17 @@ class Launcher:
         elif kind == 2:
             self._exports += 1
             place = f"/{self.spec.name}/snapshot-{self._exports}"
-            self.export(place, lambda answer: self._judge(place, answer))
+            every = self.spec.snapshot_every if self.ledger.closes else 0
+            at = every * (min(self.ledger.roll.ticking.values(), default=0) // every) if every and self.world.happens(0.6) else 0
+            if at:
+                self.world.reached("export of a snapshot")
+            self.export(place, lambda answer: self._judge(place, answer), at)
         else:
             self._write({"op": "frobnicate", "id": -1})
 
     def _judge(self, place: str, answer: dict[str, Any]) -> None:
         self.world.reached("export while training")
-        self.ledger.judge_export(self.host.exported[place], int(answer["clock"]), final=False)
+        judge_export(self.ledger, self.host.exported[place], int(answer["clock"]), final=False)
 
     def waits(self) -> list[str]:
         """What this launcher still waits for, for the report of a stuck run."""

@@ -30,6 +30,7 @@ from plugml.wire import codec
 
 from . import sabotage as act
 from .cluster import Cluster
+from .ordered import registered
 from .weather import Plan, draw_plan, draw_spec
 from .world import Violation, World
 
@@ -78,7 +79,8 @@ def calm(world: World, plan: Plan) -> None:
     network = plan.network
     network.drop = network.double = network.corrupt = network.straggle = network.replay = 0.0
     plan.agent_crash_us = plan.master_crash_us = plan.program_kill_us = plan.launcher_kill_us = 0
-    plan.pause_us = plan.cut_us = plan.slow_us = plan.server_crash_at_us = 0
+    plan.pause_us = plan.cut_us = plan.slow_us = plan.server_crash_at_us = plan.stop_at_us = plan.host_loss_us = 0
+    plan.timeouts = plan.unwaited = plan.gone = plan.rejoins = 0.0
     plan.effect_crash = plan.linger = plan.store_unknown = plan.mischief = plan.stale_bells = plan.param_full = 0.0
     plan.overflow_clock, plan.rounds, plan.others = -1, 1, []
 
@@ -200,7 +202,7 @@ class Caught(NamedTuple):
 
 def hunt(mutant: Mutant, seeds: int = SEEDS) -> Caught | None:
     """The first seed that catches the mutant."""
-    with installed(mutant):
+    with installed(mutant), registered():
         for seed in range(1, seeds + 1):
             world = World(seed, events_max=400_000)
             plan = draw_plan(world)

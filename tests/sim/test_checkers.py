@@ -13,13 +13,11 @@ from .checkers import (
     Broken,
     Issued,
     Pull,
-    Staged,
     check_counting,
     check_equal,
     check_exact,
     check_final,
     check_whole,
-    close_clock,
 )  # fmt: skip
 
 REPLICAS, WORKERS, GENS = 2, 3, 2
@@ -114,23 +112,21 @@ def test_a_reader_that_lacks_what_another_was_told_is_seen() -> None:
         check_counting([pull._replace(known={(2, 1): 2})], {(2, 1): Issued(2, 2)})
 
 
+def test_a_push_of_a_clock_that_is_not_closed_is_seen() -> None:
+    values = Values()
+    values.push(2, 1, 1)
+    pull = Pull(1, 2, (1, 1), 0, 0, values.slots, {}, {(2, 1): 1})
+    check_counting([pull], {(2, 1): Issued(2, 1)})
+    with pytest.raises(Broken, match="at most 0"):
+        check_counting([pull._replace(most={(2, 1): 0})], {(2, 1): Issued(2, 1)})
+
+
 def test_a_lost_acked_push_is_seen_at_the_end() -> None:
     values = Values()
     values.push(0, 1, 1)
     check_final(values.slots, {(0, 1): Issued(2, 1)})
     with pytest.raises(Broken, match="2 acked"):
         check_final(values.slots, {(0, 1): Issued(2, 2)})
-
-
-def test_the_reference_closes_a_clock_like_the_contract_says() -> None:
-    one, two = np.array([1.0, 2.0]), np.array([4.0, -2.0])
-    pushes = [Staged(0, 1.0, one), Staged(1, 3.0, two)]
-    start = np.array([10.0, 10.0])
-    assert close_clock(start, pushes, "add", 0, "sum").tolist() == [15.0, 10.0]
-    assert close_clock(start, pushes, "add", 0, "mean").tolist() == [10 + 13 / 4, 10 - 1.0]
-    assert close_clock(start, pushes, "sgd", 0.5, "sum").tolist() == [7.5, 10.0]
-    assert close_clock(start, pushes[:1], "assign", 0, "mean").tolist() == [1.0, 2.0]
-    assert close_clock(start, [], "assign", 0, "mean") is start
 
 
 def test_exactness_is_to_the_bit_or_to_rounding() -> None:

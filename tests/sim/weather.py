@@ -5,7 +5,9 @@ A swarm: each run has a few faults of its own, because a run with all of them at
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from plugml.core.job import JobSpec
 from plugml.core.limits import KIB, Limits, drawn
@@ -13,6 +15,7 @@ from plugml.core.table import TableSpec
 
 from .checkers import SLOT
 from .network import Weather
+from .ordered import FOLD
 from .world import World
 
 GENS = 12  # generations of a worker that the counting table has room for
@@ -58,6 +61,12 @@ class Plan:
     texts: float = 0.0  # chance of a program to speak in text
     stale_bells: float = 0.0  # chance of a bell without a request
     param_full: float = 0.0  # chance that `param` cannot be written
+    timeouts: float = 0.0  # chance of a request that says t=
+    unwaited: float = 0.0  # chance of a push that says async=1
+    gone: float = 0.0  # chance that a killed program does not come back at once: its worker leaves
+    rejoins: float = 0.0  # chance that such a worker joins again later
+    stop_at_us: int = 0  # a stop rule fires then; 0 = never
+    host_loss_us: int = 0
     overflow_clock: int = -1  # clock whose pushes together leave the range of their numbers
     rounds: int = 1  # runs of the first job's name, one after the other
     others: list[Plan] = field(default_factory=list)  # further jobs at the same time
@@ -78,7 +87,7 @@ def draw_plan(world: World) -> Plan:
     )  # fmt: skip
     for name, often in (
         ("agent_crash_us", 700_000), ("master_crash_us", 900_000), ("program_kill_us", 900_000),
-        ("launcher_kill_us", 4_000_000), ("pause_us", 600_000), ("cut_us", 500_000), ("slow_us", 500_000), ("talk_us", 400_000),
+        ("launcher_kill_us", 4_000_000), ("pause_us", 600_000), ("cut_us", 500_000), ("slow_us", 500_000), ("talk_us", 400_000), ("host_loss_us", 4_000_000),
     ):  # fmt: skip
         setattr(plan, name, draw(often // 3, often * 2) if world.happens(0.5) else 0)
     plan.effect_crash = _rate(world, 0.004)
@@ -94,6 +103,12 @@ def draw_plan(world: World) -> Plan:
     plan.texts = _rate(world, 0.5)
     plan.stale_bells = _rate(world, 0.2)
     plan.param_full = _rate(world, 0.01)
+    plan.timeouts = _rate(world, 0.3)
+    plan.unwaited = _rate(world, 0.8)
+    plan.gone = _rate(world, 0.5)
+    plan.rejoins = _rate(world, 1.0)
+    if world.happens(0.3):
+        plan.stop_at_us = draw(300_000, plan.weather_us)
     if world.happens(0.12):
         plan.server_crash_at_us = draw(200_000, plan.weather_us)
     if world.happens(0.15):
@@ -109,14 +124,14 @@ def draw_plan(world: World) -> Plan:
 
 def _doom(world: World, plan: Plan) -> None:
     """Two workers push so much in one clock that their sum is no number any more."""
-    plan.workers, plan.ends_early = max(2, plan.workers), 0.0
+    plan.workers, plan.ends_early, plan.gone, plan.stop_at_us = max(2, plan.workers), 0.0, 0.0, 0
     plan.spec = draw_spec(world, plan, "bsp")
     tables = tuple(
-        replace(table, optimizer="add", settings={}, dtype="f64", combine="sum", init="zeros", init_settings={})
+        replace(table, optimizer="add", settings={}, dtype="f64", storage="", combine="sum", init="zeros", init_settings={}, consistency="")
         if table.name == "exact" else table
         for table in plan.spec.tables
     )  # fmt: skip
-    plan.spec = replace(plan.spec, tables=tables)
+    plan.spec = replace(plan.spec, tables=tables, stop_clock=0)
     plan.overflow_clock = world.draw(0, plan.clocks - 1)
 
 
@@ -125,47 +140,108 @@ def _rate(world: World, most: float) -> float:
     return world.random.random() * most if world.happens(0.5) else 0.0
 
 
-def draw_spec(world: World, plan: Plan, consistency: str = "") -> JobSpec:
-    """A job of two or three tables: one for counting, one for exact values, perhaps one that a program initialises."""
+def draw_spec(world: World, plan: Plan, consistency: str = "", sparse: bool | None = None) -> JobSpec:
+    """A job of a table for counting, one for exact values, perhaps one that a program initialises, and perhaps sparse ones of both kinds."""
     draw = world.draw
-    consistency = consistency or ("bsp", "asp")[draw(0, 1)]
-    tables = [_counting_table(world, plan), _exact_table(world, consistency)]
+    consistency = consistency or ("bsp", "asp", f"ssp:{draw(0, 3)}")[draw(0, 2)]
+
+    def model() -> str:
+        return ("bsp", "asp", f"ssp:{draw(0, 2)}")[draw(0, 2)] if world.happens(0.1) else ""
+
+    tables = [_counting_table(world, plan, model()), _exact_table(world, consistency, model())]
     if world.happens(0.3):
         tables.append(TableSpec("offered", (draw(1, 200),), dtype="f64", optimizer="add", init="program", combine="sum"))
     if world.happens(0.2):
         tables.append(
             TableSpec("filed", (draw(1, 100),), dtype="f64", optimizer="add", init="file", init_settings={"path": "/first/filed.bin"}, combine="sum")
         )
+    scale = ("none", "linear", "sqrt")[draw(0, 2)] if world.happens(0.3) else "none"
+    if world.happens(0.6) if sparse is None else sparse:
+        tables += _sparse_tables(world, consistency, model, scale == "none")
     if world.happens(0.3):
         tables.reverse()
+    pieces = draw(1, 20) if world.happens(0.3) else 0
     return JobSpec(
         plan.job, plan.workers, tuple(tables), seed=draw(0, 1000), consistency=consistency,
-        combine=("mean", "sum")[draw(0, 1)], max_restarts=GENS,
+        combine=("mean", "sum")[draw(0, 1)], max_restarts=GENS, bell="sem" if world.happens(0.3) else "fifo",
+        pieces=pieces, passes=draw(1, 3) if pieces else 0, settings={"pieces_file": "/input/pieces.txt"} if pieces else {},
+        snapshot_every=draw(1, 5) if world.happens(0.4) else 0, stop_clock=draw(1, plan.clocks + 2) if world.happens(0.15) else 0,
+        lr_scale=scale, lr_warmup=draw(0, 5), on_worker_loss="shrink",
     )  # fmt: skip
 
 
-def _counting_table(world: World, plan: Plan) -> TableSpec:
-    """`add` of (1, n, n^2), or SGD with lr 1/2 of -2 times that: exact in every dtype."""
+def _bsp(consistency: str, own: str) -> bool:
+    return (own or consistency) == "bsp"
+
+
+def _counting_table(world: World, plan: Plan, model: str) -> TableSpec:
+    """`add` of (1, n, n^2): exact in every dtype."""
     shape = (plan.replicas, plan.workers, GENS, SLOT)
     dtype = ("f32", "f64", "i64")[world.draw(0, 2)]
-    if dtype != "i64" and world.happens(0.4):
-        return TableSpec("count", shape, dtype=dtype, optimizer="sgd", settings={"lr": 0.5}, combine="sum")
-    return TableSpec("count", shape, dtype=dtype, optimizer="add", combine="sum")
+    return TableSpec("count", shape, dtype=dtype, optimizer="add", combine="sum", consistency=model, storage=_storage(world, dtype))
 
 
-def _exact_table(world: World, consistency: str) -> TableSpec:
+def _storage(world: World, dtype: str) -> str:
+    """Another kind of number on the servers; both hold what is pushed."""
+    return {"f32": "f64", "f64": "f32"}.get(dtype, "") if world.happens(0.2) else ""
+
+
+def _exact_table(world: World, consistency: str, model: str) -> TableSpec:
     draw = world.draw
     shape = (draw(1, 40), draw(1, 12))
-    if consistency == "asp":
-        return TableSpec("exact", shape, dtype=("f32", "f64")[draw(0, 1)], optimizer="assign", combine="sum")
-    optimizer = ("add", "sgd", "assign")[draw(0, 2)]
-    dtype = ("f32", "f64", "i64")[draw(0, 2)] if optimizer != "sgd" else ("f32", "f64")[draw(0, 1)]
-    init, settings = ("zeros", {}) if dtype == "i64" or world.happens(0.5) else ("normal", {"scale": 0.5})
-    combine = "sum" if dtype == "i64" else ("mean", "sum")[draw(0, 1)]
-    return TableSpec(
-        "exact", shape, dtype=dtype, optimizer=optimizer, settings={"lr": 0.25} if optimizer == "sgd" else {},
-        init=init, init_settings=settings, combine=combine,
-    )  # fmt: skip
+    if not _bsp(consistency, model):
+        dtype = ("f32", "f64")[draw(0, 1)]
+        return TableSpec("exact", shape, dtype=dtype, optimizer="assign", combine="sum", consistency=model, storage=_storage(world, dtype))
+    return TableSpec("exact", shape, consistency=model, **_stepped(world))
+
+
+def _stepped(world: World) -> dict[str, Any]:
+    """How a table of exact values is kept and stepped."""
+    draw = world.draw
+    dtype = ("f32", "f64", "i64")[draw(0, 2)]
+    if dtype == "i64":
+        return {"dtype": dtype, "optimizer": ("add", "assign")[draw(0, 1)], "combine": "sum"}
+    optimizer = ("add", "sgd", "assign", "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw", FOLD)[draw(0, 9)]
+    if optimizer == FOLD:
+        return {"dtype": "f64", "optimizer": FOLD, "combine": "sum"}
+    storage = "f16" if optimizer == "assign" and world.happens(0.3) else _storage(world, dtype)
+    settings = {} if optimizer in ("add", "assign") else {"lr": 0.25 if optimizer == "sgd" else 0.03125}
+    init, init_settings = ("zeros", {}) if world.happens(0.5) else ("normal", {"scale": 0.5})
+    return {
+        "dtype": dtype, "optimizer": optimizer, "settings": settings, "init": init, "init_settings": init_settings,
+        "combine": ("mean", "sum")[draw(0, 1)], "storage": storage,
+    }  # fmt: skip
+
+
+def _sparse_tables(world: World, consistency: str, model: Callable[[], str], steady: bool) -> list[TableSpec]:
+    """Rows for counting, and rows with exact values (BSP) or such as show the order of a stream's pushes."""
+    draw = world.draw
+
+    def common() -> dict[str, Any]:
+        index = ("u32", "u64", "str")[draw(0, 2)]
+        return {"kind": "sparse", "index": index, "batch": draw(4, 12)}
+
+    own = model()
+    dtype = ("f32", "f64", "i64")[draw(0, 2)]
+    optimizer = ("add", "sgd")[draw(0, 1)] if dtype != "i64" and steady else "add"
+    tables = [
+        TableSpec("tally", (_rows(world, own_rows := common()), draw(3, 6)), dtype=dtype, optimizer=optimizer, combine="sum", consistency=own,
+                  settings={"lr": 0.5} if optimizer == "sgd" else {}, storage=_storage(world, dtype), **own_rows)
+    ]  # fmt: skip
+    own = model()
+    if _bsp(consistency, own):
+        tables.append(TableSpec("summed", (_rows(world, shared := common()), draw(1, 5)), consistency=own, **_stepped(world), **shared))
+        return tables
+    if world.happens(0.7):
+        tables.append(TableSpec("order", (0, draw(1, 3)), dtype="f64", optimizer=FOLD, combine="sum", consistency=own, **common()))
+    if world.happens(0.5):
+        tables.append(TableSpec("written", (_rows(world, shared := common()), draw(1, 4)), dtype="f64", optimizer="assign", combine="sum", consistency=own, **shared))
+    return tables
+
+
+def _rows(world: World, common: dict[str, Any]) -> int:
+    """Of a table whose rows are numbers: sometimes a bounded number of them."""
+    return 4_000 if common["index"] != "str" and world.happens(0.3) else 0
 
 
 def calm_plan(workers: int = 2, servers: int = 2, clocks: int = 3, consistency: str = "bsp", agents: int = 1) -> Plan:

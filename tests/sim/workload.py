@@ -1,27 +1,31 @@
-"""What the simulated programs push, and what they must read: pure functions of the plan, and the ledger of a run.
+"""What the simulated programs push and want: pure functions of the plan, and where it lies in a channel's files.
 
-The counting table gets (1, n, n^2) for push n of a generation.  The exact table gets integers that depend on (worker,
-clock, k) alone, so that a generation which repeats a clock pushes the same again, and BSP values are known beforehand.
+The counting tables get (1, n, n^2) for push n of a stream: `count` in a slot of its own, `tally` in a few of its rows.
+The exact tables (`exact`, `summed`) get integers that depend on (worker, clock, number) alone, so that a generation
+which repeats a clock pushes the same again, and BSP values are known beforehand.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from plugml.core.clock import BSP, Consistency
 from plugml.core.job import JobSpec
-from plugml.core.keys import mix
-from plugml.core.table import Placed, TableSpec
+from plugml.core.keys import mix, name_hash
+from plugml.core.table import TableSpec
 
-from . import checkers
-from .checkers import Issued, Pull, Staged, Stream
 from .weather import GENS, Plan
 
 Array = np.ndarray[Any, Any]
 FILED = 77.0  # every number of the file that gives first values
+STREAM_ROWS = 6  # rows of a table that are a stream's own
+SHARED_ROWS = 24  # rows of a table that everybody pushes to
+WORKERS_TOP = 8
+#: Sparse tables of which each stream has rows of its own; all others are everybody's.
+OWNED = ("tally", "order")
 
 
 class Turn(NamedTuple):
@@ -48,197 +52,156 @@ def end_clock(seed: int, plan: Plan, worker: int) -> int:
     return plan.clocks
 
 
+class Section(NamedTuple):
+    """Some rows of one sparse table, in the order of the request, perhaps twice; `rows` are numbers of our own (`name_of`)."""
+
+    table: TableSpec
+    rows: tuple[int, ...]
+
+
+class Content(NamedTuple):
+    """What takes part in one push or pull."""
+
+    dense: bool
+    sections: tuple[Section, ...]
+
+
+def content_of(spec: JobSpec, seed: int, worker: int, gen: int, clock: int, number: int, dense: bool = False) -> Content:
+    """Of the `number`-th push of a clock: the same for every generation, but for the rows that are a stream's own."""
+    tables = [table for table in spec.tables if table.kind == "sparse"]
+    if not tables:
+        return Content(True, ())
+    chance = Random(mix(mix(seed ^ 0x5EC7) + (worker * 1_000 + clock) * 64 + number))
+    sections = []
+    for table in tables:
+        if chance.random() < 0.7:
+            count = chance.randrange(min(5, table.batch_rows + 1))
+            owned = table.name in OWNED
+            rows = tuple(chance.randrange(STREAM_ROWS if owned else SHARED_ROWS) for _ in range(count))
+            if table.name == "written":
+                rows = tuple(dict.fromkeys(rows))
+            sections.append(Section(table, tuple(stream_row(worker, gen, row) for row in rows) if owned else rows))
+    chance.shuffle(sections)
+    return Content(chance.random() < 0.6 or not sections or dense, tuple(sections))
+
+
 def exact_gradient(table: TableSpec, worker: int, clock: int, number: int) -> Array:
-    """Small integers that depend on place, worker, clock and push."""
-    index = np.arange(table.count, dtype=np.int64)
-    return ((index * 5 + worker * 31 + clock * 7 + number * 3) % 11 - 5).astype(table.numpy_dtype)
+    """Small integers that depend on place, worker, clock and push; above zero where a step divides by their size."""
+    return _integers(table, np.arange(table.count, dtype=np.int64), worker, clock, number).astype(table.numpy_dtype)
 
 
-class Ledger:
-    """What was issued, acked and read in one run; `judge` applies the checkers that need the whole history."""
+def exact_row(table: TableSpec, row: int, worker: int, clock: int, number: int) -> Array:
+    """The same of one row."""
+    return _integers(table, row * 3 + np.arange(table.width, dtype=np.int64), worker, clock, number).astype(table.numpy_dtype)
 
-    def __init__(self, seed: int, plan: Plan) -> None:
-        assert plan.spec is not None
-        self.seed = seed
-        self.plan = plan
-        self.spec = plan.spec
-        self.bsp = Consistency.parse(self.spec.consistency).model == BSP
-        self.issued: dict[Stream, Issued] = {}
-        self.offers: dict[Stream, float] = {}
-        self.pulls: list[Pull] = []
-        self.assigned: dict[float, Stream] = {}  # values that `assign` pushes carried outside of BSP
-        self.first_values: dict[str, Array] = {}  # table -> its values with no clock closed, as first read
-        self.equal: dict[int, tuple[Stream, bytes]] = {}
-        self.expected: dict[str, list[Array]] = {}
-        self.saying_bye: dict[int, None] = {}  # workers whose last clock is done: another generation has nothing to do
-        self.doomed = plan.overflow_clock >= 0
-        self.granted: dict[int, int] = {}  # worker -> newest generation
-        self.refusals = 0
 
-    def registered(self, spec: JobSpec) -> None:
-        """The job as the master stored it: the same, with blocks chosen."""
-        if spec.layout.nbytes != self.spec.layout.nbytes or spec.name != self.spec.name:
-            raise checkers.Broken(f"the job came back as another one: {spec}")
-        self.spec = spec
+def _integers(table: TableSpec, index: Array, worker: int, clock: int, number: int) -> Array:
+    lowest = 1 if table.optimizer in ("adagrad", "rmsprop", "adam", "adamw") else -5
+    return (index * 5 + worker * 31 + clock * 7 + number * 3) % 11 + lowest
+
+
+# -- names of rows
+
+
+def stream_row(worker: int, gen: int, row: int) -> int:
+    return (worker * GENS + gen - 1) * STREAM_ROWS + row
+
+
+def owner_of(row: int) -> tuple[int, int]:
+    """The stream whose row it is."""
+    worker, gen = divmod(row // STREAM_ROWS, GENS)
+    return worker, gen + 1
+
+
+def name_of(table: TableSpec, row: int) -> int | bytes:
+    """What a program calls the row: every kind of table has each once."""
+    if table.rows:
+        return row
+    if table.index_name == "str":
+        return f"{'é' * (row % 3)}row {row}/{table.name}".encode()
+    return row * 2654435761 & 0xFFFFFFFF if table.index_name == "u32" else mix(row)
+
+
+def number_of(table: TableSpec, row: int) -> int:
+    """What the servers call it."""
+    name = name_of(table, row)
+    return name_hash(name.decode()) if isinstance(name, bytes) else name
+
+
+# -- places in files: a stranger's reading of SPEC.md
+
+
+class Place(NamedTuple):
+    table: TableSpec
+    offset: int
+    elements: int
 
     @property
-    def newest_gen(self) -> int:
-        return max(self.granted.values(), default=0)
+    def nbytes(self) -> int:
+        return self.elements * self.table.numpy_dtype.itemsize
 
-    def grant(self, worker: int, gen: int) -> None:
-        """A generation was given out: never twice, and always a higher one."""
-        if gen <= self.granted.get(worker, 0):
-            raise checkers.Broken(f"worker {worker} was given generation {gen} after {self.granted[worker]}")
-        self.granted[worker] = gen
 
-    # -- writing
+def _up(offset: int, step: int) -> int:
+    return -(-offset // step) * step
 
-    def gradient(self, stream: Stream, clock: int, number: int, n: int) -> bytearray:
-        """The bytes of `grad` for push n of the stream, the `number`-th of its clock."""
-        worker, gen = stream
-        data = bytearray(self.spec.layout.nbytes)
-        for place in self.spec.layout.places:
-            table = place.table
-            if table.name == "count":
-                array = np.zeros(table.shape, np.float64)
-                array[:, worker, gen - 1, :3] = (1, n, n * n)
-                values = (array * -2 if table.optimizer == "sgd" else array).astype(table.numpy_dtype).reshape(-1)
-            elif table.name in ("offered", "filed") and not self.bsp:
-                values = np.zeros(table.count, table.numpy_dtype)
-            elif self.bsp and table.name == "exact" and clock == self.plan.overflow_clock:
-                values = np.full(table.count, 1.7e308)
-            elif self.bsp:
-                values = exact_gradient(table, worker, clock, number)
-            else:
-                tag = float((worker * GENS + gen) * 1_000 + n)
-                self.assigned[tag] = stream
-                values = np.full(table.count, tag, table.numpy_dtype)
-            data[place.offset : place.offset + table.nbytes] = values.tobytes()
-        return data
 
-    def offer(self, stream: Stream) -> bytearray:
-        """First values for tables with init=program: a number that names who offered."""
-        data = bytearray(self.spec.layout.nbytes)
-        tag = self.offers.setdefault(stream, float(stream[0] * GENS + stream[1]))
-        for place in self.spec.layout.places:
-            if place.table.init == "program":
-                values = np.full(place.table.count, tag, place.table.numpy_dtype)
-                data[place.offset : place.offset + place.table.nbytes] = values.tobytes()
-        return data
+def places_of(spec: JobSpec, content: Content) -> tuple[list[Place], list[Place], int]:
+    """Dense tables, sections that have rows, and the end of `grad` or `param`."""
+    dense = [Place(place.table, place.offset, place.table.count) for place in spec.layout.places] if content.dense else []
+    end = max((place.offset + place.nbytes for place in dense), default=0)
+    sections, at = [], _up(end, 64)
+    for table, rows in content.sections:
+        if rows:
+            at = _up(at, 8)
+            sections.append(Place(table, at, len(rows) * table.width))
+            end = at = at + sections[-1].nbytes
+    return dense, sections, end
 
-    def turn(self, worker: int, clock: int) -> Turn:
-        return turn_of(self.seed, worker, clock, at_least=1 if clock == self.plan.overflow_clock else 0)
 
-    def begin(self, stream: Stream) -> None:
-        old = self.issued.get(stream, Issued(0, 0))
-        self.issued[stream] = Issued(old.begun + 1, old.acked)
+def in_places(spec: JobSpec, content: Content, dense: bytes | bytearray, rows: Sequence[Array]) -> bytearray:
+    """`grad`: the dense tables as they lie there, then the rows of each section."""
+    _, sections, end = places_of(spec, content)
+    data = bytearray(end)
+    if content.dense:
+        data[: len(dense)] = dense
+    for place, values in zip(sections, [values for values in rows if values.size]):
+        data[place.offset : place.offset + place.nbytes] = values.astype(place.table.numpy_dtype).tobytes()
+    return data
 
-    def ack(self, stream: Stream) -> None:
-        old = self.issued[stream]
-        self.issued[stream] = Issued(old.begun, old.acked + 1)
 
-    # -- reading
+def names_in_places(content: Content, text: bool) -> tuple[bytes, bytes]:
+    """Row numbers as they lie in `gidx` or `want`, and keys as in `gkey` or `wkey`."""
+    numbers, lines, keys = bytearray(), [], []
+    for table, rows in content.sections:
+        names = [name_of(table, row) for row in rows]
+        if table.index_name == "str":
+            keys += [name + b"\n" for name in names if isinstance(name, bytes)]
+        elif names:
+            numbers += bytes(_up(len(numbers), 8) - len(numbers))
+            numbers += np.array(names, "<u4" if table.index_name == "u32" else "<u8").tobytes()
+            lines += [f"{name}\n".encode() for name in names if isinstance(name, int)]
+    return b"".join(lines) if text else bytes(numbers), b"".join(keys)
 
-    def known(self) -> dict[Stream, int]:
-        """Pushes that are acked now: outside of BSP every read that begins from here on must show them, whoever reads."""
-        return {} if self.bsp else {stream: item.acked for stream, item in self.issued.items()}
 
-    def read(
-        self, stream: Stream, clock: int, started_us: int, ended_us: int, own: int, known: dict[Stream, int], param: bytes
-    ) -> None:  # fmt: skip
-        """A pull as the program saw it, checked at once as far as one pull can be."""
-        for place in self.spec.layout.places:
-            values = self._table(place, param)
-            if place.table.name == "count":
-                slots = values.reshape(place.table.shape)
-                pull = Pull(started_us, ended_us, stream, clock, own, slots, known)
-                checkers.counts(pull)
-                self.pulls.append(pull)
-            elif place.table.name in ("offered", "filed"):
-                self._check_offered(stream, clock, place.table, values)
-            elif self.bsp:
-                self._check_exact(stream, clock, place.table, values)
-            else:
-                self._check_assigned(stream, place.table, values)
-        if self.bsp:
-            checkers.check_equal(self.equal, clock, stream, self._without_padding(param))
+def to_text(spec: JobSpec, content: Content, data: bytes | bytearray) -> bytes:
+    """One number a line, everything that takes part."""
+    dense, sections, _ = places_of(spec, content)
+    lines: list[str] = []
+    for place in (*dense, *sections):
+        lines += map(repr, np.frombuffer(data, place.table.numpy_dtype, place.elements, place.offset).tolist())
+    return "".join(f"{line}\n" for line in lines).encode()
 
-    def _without_padding(self, param: bytes) -> bytes:
-        return b"".join(param[place.offset : place.offset + place.table.nbytes] for place in self.spec.layout.places)
 
-    @staticmethod
-    def _table(place: Placed, param: bytes) -> Array:
-        return np.frombuffer(param, place.table.numpy_dtype, place.table.count, place.offset).copy()
-
-    def _check_offered(self, stream: Stream, clock: int, table: TableSpec, values: Array) -> None:
-        """Somebody's offer or the file, the same for all and for ever, plus (BSP) what was pushed since."""
-        rest = values - self._pushed(table, clock) if self.bsp else values
-        tags = self.offers.values() if table.init == "program" else (FILED,)
-        if not any((rest == tag).all() for tag in tags):
-            raise checkers.Broken(f"stream {stream} at clock {clock}: table {table.name} began as {rest[:4]}, which nobody offered")
-        first = self.first_values.setdefault(table.name, rest)
-        if (first != rest).any():
-            raise checkers.Broken(f"stream {stream} at clock {clock}: table {table.name} began as {rest[:4]} and as {first[:4]}")
-
-    def _pushed(self, table: TableSpec, clock: int) -> Array:
-        total = np.zeros(table.count)
-        for done in range(clock):
-            for push in self._staged(table, done):
-                total = total + push.gradient
-        return total
-
-    def _check_exact(self, stream: Stream, clock: int, table: TableSpec, values: Array) -> None:
-        known = self.expected.get(table.name)
-        if known is None:
-            if clock == 0:
-                known = self.expected[table.name] = [values.astype(np.float64)]
-            elif table.init == "zeros":
-                known = self.expected[table.name] = [np.zeros(table.count)]
-            else:
-                return  # nobody read the first values: what they were is not known to the programs
-        while len(known) <= clock:
-            known.append(
-                checkers.close_clock(
-                    known[-1], self._staged(table, len(known) - 1), table.optimizer,
-                    table.setting("lr") if table.optimizer == "sgd" else 0.0, self.spec.combine_of(table),
-                )
-            )  # fmt: skip
-        whole = self.spec.combine_of(table) == "sum" and table.init == "zeros"
-        relative = 0.0 if whole else {"f32": 1e-5, "f64": 1e-12, "i64": 0.0}[table.dtype]
-        checkers.check_exact(stream, clock, table.name, values, known[clock], relative)
-
-    def _staged(self, table: TableSpec, clock: int) -> list[Staged]:
-        """Every push of the clock in the order that the contract fixes."""
-        return [
-            Staged(worker, weight, exact_gradient(table, worker, clock, number).astype(np.float64))
-            for worker in range(self.plan.workers)
-            if clock < end_clock(self.seed, self.plan, worker)
-            for number, weight in enumerate(self.turn(worker, clock).weights)
-        ]
-
-    def _check_assigned(self, stream: Stream, table: TableSpec, values: Array) -> None:
-        for block in table.blocks() if table.block_bytes else ():
-            checkers.check_whole(stream, table.name, values[block.start : block.stop], self.assigned)
-
-    # -- the end
-
-    def judge(self) -> None:
-        checkers.check_counting(self.pulls, self.issued)
-
-    def judge_export(self, files: dict[str, bytes], clock: int, final: bool) -> None:
-        """Exported tables stand at one closed clock; the last ones hold exactly what was acked (and perhaps what was begun)."""
-        last = max(end_clock(self.seed, self.plan, worker) for worker in range(self.plan.workers))
-        if final and self.bsp and clock < last:
-            raise checkers.Broken(f"the final export stands at clock {clock}, {last} were finished")
-        for place in self.spec.layout.places:
-            values = np.frombuffer(files[f"{place.table.name}.bin"], place.table.numpy_dtype)
-            if place.table.name == "count":
-                slots = values.reshape(place.table.shape)
-                if final:
-                    # Under BSP a generation that died within a clock leaves its acked pushes of that clock unused.
-                    issued = {stream: Issued(item.begun, 0 if self.bsp else item.acked) for stream, item in self.issued.items()}
-                    checkers.check_final(slots, issued)
-                else:
-                    checkers.counts(Pull(0, 0, (-1, 0), clock, 0, slots))
-            elif self.bsp and place.table.name == "exact":
-                self._check_exact((-1, 0), clock, place.table, values)
+def from_text(spec: JobSpec, content: Content, text: bytes) -> bytes:
+    """Back into the layout of `param`.  Raises ValueError for another count of numbers."""
+    dense, sections, end = places_of(spec, content)
+    data = bytearray(end)
+    words, at = text.split(), 0
+    for place in (*dense, *sections):
+        kind = int if place.table.dtype == "i64" else float
+        values = np.array([kind(word) for word in words[at : at + place.elements]], place.table.numpy_dtype)
+        data[place.offset : place.offset + place.nbytes] = values.tobytes()
+        at += place.elements
+    if at != len(words):
+        raise ValueError(f"param.txt holds {len(words)} numbers instead of {at}")
+    return bytes(data)
