@@ -281,3 +281,27 @@ def test_rows_keys_and_kept_pushes_leave_the_same_bytes_in_memory_and_on_disk(ro
         assert agent.counters() == twin.counters()
         agent.close()
     os.close(root_fd)
+
+
+def test_the_sums_of_done_seq_stay_whole_while_the_next_ones_are_written() -> None:  # SPEC 7.19
+    info = Info.of(ROWS, 0, 1, "0" * 32, 0)
+    files = MemoryFiles(info)
+    assert len(files.contents["sums"]) == 32
+    agent = adopt_twin(files, info, 1)
+    assert agent.sums.read(0) == ()
+    for seq in range(1, 6):
+        agent.write_result(seq, seq, 1, 0, 1.0, seq, 0, (("f", seq / 2),) if seq % 2 else (("f", seq / 4), ("e", 3.0)))
+        before = adopt_twin(files, info, 2)  # a death before done_seq
+        assert before.sums.read(before.done_seq) == sums_of(seq - 1)
+        agent.set_done(seq)
+        assert adopt_twin(files, info, 2).sums.read(seq) == sums_of(seq)
+    assert np.frombuffer(files.contents["sums"], "<f8").reshape(2, 2).tolist() == [[3.0, 1.0], [0.0, 2.5]]
+    files.contents["sums"][:] = bytes(20)
+    with pytest.raises(RequestError, match="made shorter"):
+        agent.sums.read(5)
+
+
+def sums_of(seq: int) -> tuple[tuple[str, float], ...]:
+    if not seq:
+        return ()
+    return (("f", seq / 2),) if seq % 2 else (("e", 3.0), ("f", seq / 4))
