@@ -113,6 +113,8 @@ class Operation:
 
     def start(self, now_us: int) -> list[Any]:
         """The first step.  Without a map it waits: an adopted channel may be earlier than the master."""
+        if self.channel.stopped and self._ends():
+            return self.fail(Code.STOP, self._stopped())  # the page says so, whatever a map would
         if self.job.map is None:
             return []
         self.started = True
@@ -128,12 +130,18 @@ class Operation:
             return self.fail(error.code, error.text)
         return self.pump(now_us)
 
+    def _ends(self) -> bool:
+        """Is it one that no worker may ask for any more once the job's last clock is over?"""
+        return self.request.verb in STOPPED and not self.accepted
+
+    def _stopped(self) -> str:
+        return f"the job has ended at clock {self.channel.clock}"
+
     def _check(self) -> None:
         """Raises `RequestError` for what this job does not take, or not any more."""
         request, job = self.request, self.job
-        stopped = self.channel.stopped or job.ends_before(self.delivery.clock)
-        if stopped and request.verb in STOPPED and not self.accepted:
-            raise RequestError(Code.STOP, f"the job has ended at clock {self.channel.clock}")
+        if job.ends_before(self.delivery.clock) and self._ends():
+            raise RequestError(Code.STOP, self._stopped())
         if request.sections:
             assert job.plan is not None
             check_sections(job.plan, request, [table.name for table in job.spec.tables])

@@ -36,6 +36,7 @@ class JobRun:
         self.outcome = ""
         self._may_be_lost = may_be_lost
         self._asked_export = False
+        self.others_done: Callable[[], bool] = lambda: True  # workers that have no launcher
         self.launchers = [
             Launcher(world, host, agent, plan, self.ledger, [w for w in range(plan.workers) if w % len(hosts) == number], connection)
             for number, (host, agent) in enumerate(hosts)
@@ -58,7 +59,7 @@ class JobRun:
         states = {launcher.job_state: launcher for launcher in self.launchers if launcher.job_state in ("lost", "failed")}
         if states:
             return self._broken(*next(iter(states.items())))
-        if all(launcher.alive and launcher.done and launcher.job_number for launcher in self.launchers) and not self._asked_export:
+        if all(launcher.alive and launcher.done and launcher.job_number for launcher in self.launchers) and self.others_done() and not self._asked_export:
             self._asked_export = True
             self.launchers[0].export(f"/{self.plan.job}/result", self._judge)
         return False

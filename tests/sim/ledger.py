@@ -182,6 +182,8 @@ class Ledger:
         return data
 
     def turn(self, worker: int, clock: int) -> Turn:
+        if worker in self.plan.grouped:
+            return Turn((1.0,), "step")
         return turn_of(self.seed, worker, clock, at_least=1 if clock == self.plan.overflow_clock else 0)
 
     def begin(self, push: Push) -> None:

@@ -11,27 +11,58 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, NamedTuple
 
+from plugml.agent import operation, sparse
+from plugml.agent.acceptance import Acceptance
 from plugml.agent.channel import Channel
 from plugml.agent.delivery import Delivery
+from plugml.agent.plan import Gate
+from plugml.agent.programs import Programs
 from plugml.agent.router import Job
+from plugml.agent.sparse import Wanted
 from plugml.agent.transfer import Scatter
+from plugml.core.job import JobSpec
 from plugml.master import decisions
 from plugml.master.ledger import Ledger
+from plugml.server.buckets import Buckets
 from plugml.server.clock import ClockMachine
+from plugml.server.contents import Contents
 from plugml.server.hosted import Hosted
 from plugml.server.memory import Memory
 from plugml.server.node import ServerMachine
 from plugml.server.range import RangeMachine
+from plugml.server.rownames import Names
+from plugml.server.rows import Rows
 from plugml.server.staging import Staging
+from plugml.server.worklist import Worklist
+from plugml.shm_protocol import kept as kept_heads
+from plugml.shm_protocol import numbers, reading
 from plugml.wire import codec
 
 from . import sabotage as act
+from . import sabotage_channel as talk
+from . import sabotage_rows as rows_act
 from .cluster import Cluster
 from .ordered import registered
-from .weather import Plan, draw_plan, draw_spec
+from .weather import Plan, draw_plan
+from .weathers import (
+    accepting,
+    alone,
+    belated,
+    dying,
+    fed,
+    haunted,
+    kept,
+    narrow,
+    offered,
+    rows,
+    rows_like,
+    stopping,
+    under,
+    unstable,
+    weighed,
+)  # fmt: skip
 from .world import Violation, World
 
 SEEDS = 50
@@ -71,85 +102,20 @@ def _module(owner: Any) -> Any:
     return sys.modules[owner.__module__] if isinstance(owner, type) else owner
 
 
-# -- weathers ---------------------------------------------------------------------------------------------------------
+def has_keys(spec: JobSpec) -> bool:
+    return any(table.index_name == "str" and table.name == "tally" for table in spec.tables if table.kind == "sparse")
 
 
-def calm(world: World, plan: Plan) -> None:
-    """No fault but the one that the mutant needs."""
-    network = plan.network
-    network.drop = network.double = network.corrupt = network.straggle = network.replay = 0.0
-    plan.agent_crash_us = plan.master_crash_us = plan.program_kill_us = plan.launcher_kill_us = 0
-    plan.pause_us = plan.cut_us = plan.slow_us = plan.server_crash_at_us = plan.stop_at_us = plan.host_loss_us = 0
-    plan.timeouts = plan.unwaited = plan.gone = plan.rejoins = 0.0
-    plan.effect_crash = plan.linger = plan.store_unknown = plan.mischief = plan.stale_bells = plan.param_full = 0.0
-    plan.overflow_clock, plan.rounds, plan.others = -1, 1, []
+def has_mean_rows(spec: JobSpec) -> bool:
+    return any(spec.combine_of(table) == "mean" for table in spec.tables if table.kind == "sparse")
 
 
-def under(consistency: str, workers: int = 2, **rates: Any) -> Callable[[World, Plan], None]:
-    """A calm plan under one consistency with these rates; those of the network have the prefix `net_`."""
-
-    def bias(world: World, plan: Plan) -> None:
-        calm(world, plan)
-        plan.workers = max(workers, plan.workers)
-        plan.spec = draw_spec(world, plan, consistency)
-        for name, rate in rates.items():
-            if name.startswith("net_"):
-                setattr(plan.network, name[4:], rate)
-            else:
-                setattr(plan, name, rate)
-
-    return bias
+def has_rows_with(*optimizers: str) -> Callable[[JobSpec], bool]:
+    return lambda spec: any(table.optimizer in optimizers for table in spec.tables if table.kind == "sparse")
 
 
-def offered(world: World, plan: Plan) -> None:
-    """A job whose first values a program gives."""
-    under("bsp", workers=3, net_straggle=0.5, program_kill_us=30_000)(world, plan)
-    while plan.spec is None or all(table.init != "program" for table in plan.spec.tables):
-        plan.spec = draw_spec(world, plan, "bsp")
-
-
-def alone(world: World, plan: Plan) -> None:
-    """One server, so that ticks ride behind their pushes, and a network that mixes them up."""
-    under("bsp", net_straggle=0.4, net_drop=0.05, servers=1)(world, plan)
-
-
-def narrow(world: World, plan: Plan) -> None:
-    """Workers of one host that run ahead of each other, and windows of one push."""
-    under("bsp", workers=3, servers=1, agents=1)(world, plan)
-    plan.limits, plan.clocks = replace(plan.limits, window_bytes=512), 30
-
-
-def haunted(world: World, plan: Plan) -> None:
-    """Agents that repeat themselves late, and whose last words arrive after their successors have begun."""
-    under("bsp", net_straggle=0.1, net_straggle_us=(800_000, 2_500_000), launcher_kill_us=600_000, think_us=(100, 2_000))(world, plan)
-    plan.limits = replace(plan.limits, resend_us=300_000, resend_us_max=600_000)
-    plan.clocks, plan.weather_us = 60, 8_000_000
-
-
-def belated(world: World, plan: Plan) -> None:
-    """Short jobs, and questions that arrive after their end."""
-    under("asp", net_straggle=0.3, net_straggle_us=(300_000, 3_000_000), think_us=(100, 1_000), launcher_kill_us=300_000)(world, plan)
-    plan.clocks = 3
-
-
-def weighed(world: World, plan: Plan) -> None:
-    """Means of several pushes in a clock, and agents that die within it."""
-    under("bsp", effect_crash=0.03, agent_crash_us=100_000)(world, plan)
-    while all(plan.spec.combine_of(table) != "mean" for table in plan.spec.tables) if plan.spec is not None else True:
-        plan.spec = draw_spec(world, plan, "bsp")
-
-
-def unstable(world: World, plan: Plan) -> None:
-    """A master that dies now and then, over a store that seldom says what it did; workers that need it often."""
-    under("asp", store_unknown=0.5, master_crash_us=300_000, program_kill_us=50_000)(world, plan)
-    plan.clocks, plan.shuffled_start = 40, False
-
-
-def dying(world: World, plan: Plan) -> None:
-    """One server dies in the middle of the training, and nobody says so to the master."""
-    under("asp", program_kill_us=60_000)(world, plan)
-    plan.clocks, plan.server_crash_at_us, plan.supervised = 40, world.draw(300_000, 1_500_000), False
-    plan.shuffled_start, plan.think_us = False, (500, 20_000)
+def has_mixed_storage(spec: JobSpec) -> bool:
+    return {bool(table.storage) for table in spec.tables if table.kind == "dense"} == {False, True}
 
 
 #: The quickest and most telling ones first.
@@ -181,6 +147,42 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("master: follow any generation", decisions, "attach", act.follow_any_generation, under("asp", agent_crash_us=80_000, net_replay=0.3)),
     Mutant("master: begin a run for any question", decisions, "register", act.begin_for_any_question, belated),
     Mutant("master: answer before the store", Ledger, "advance", act.answer_before_the_store, unstable),
+    # -- rows
+    Mutant("agent: number pushes without gaps", Scatter, "on_ack", rows_act.number_without_gaps, rows("asp", "tally", servers=2)),
+    Mutant("agent: of twins the first row counts", sparse, "add_up", rows_act.first_of_twins, rows("asp", "tally")),
+    Mutant("agent: rows in any order", Wanted, "ask", rows_act.any_order, rows("asp", "tally")),
+    Mutant("agent: weigh dense tables alone", Channel, "_weigh", talk.weigh_dense_only, rows_like("bsp", has_mean_rows)),
+    Mutant("agent: forget weights of rows over a restart", Channel, "__init__", talk.forget_sums_of_rows, rows_like("bsp", has_mean_rows, effect_crash=0.03, agent_crash_us=100_000)),
+    Mutant("agent: keys with one hash, in one request", reading.Reader, "_check_keys", rows_act.forget_keys, rows_like("asp", has_keys, mischief=0.5)),
+    Mutant("server: keys with one hash are one row", Names, "clash", rows_act.any_key, rows_like("asp", has_keys, mischief=0.5)),
+    Mutant("server: reads create rows", Buckets, "show", rows_act.read_creates, rows("asp", "tally")),
+    Mutant("server: a scan shows what waits for its close", Rows, "scan", rows_act.show_what_waits, rows("bsp", "tally", talk_us=20_000)),
+    Mutant("server: a scan begins anew", Rows, "scan", rows_act.scan_from_the_start, rows("asp", "tally")),
+    Mutant("server: snapshots of blocks are live", Contents, "show_kept", rows_act.live_blocks, kept),
+    Mutant("server: snapshots of rows are live", Contents, "scan", rows_act.live_rows, kept),
+    Mutant("server: rows forget their state", Rows, "_read_state", rows_act.forget_state, rows_like("bsp", has_rows_with("momentum", "nesterov"))),
+    Mutant("server: rows count their steps together", Rows, "_read_steps", rows_act.count_together, rows_like("bsp", has_rows_with("adam", "adamw"))),
+    Mutant("server: a close steps all rows", Buckets, "_combined", rows_act.step_unpushed_rows, rows_like("bsp", has_rows_with("assign", "fold31", "adamw"))),
+    Mutant("channel: convert only what differs", numbers, "store", rows_act.convert_only_what_differs, rows_like("asp", has_mixed_storage)),
+    # -- accepted requests
+    Mutant("agent: forget what was accepted", Programs, "_take_over", talk.forget_what_was_accepted, accepting(effect_crash=0.01)),
+    Mutant("agent: drop the copy with the answer", Acceptance, "_give", talk.drop_at_once, accepting(effect_crash=0.01)),
+    Mutant("agent: turn round what was accepted", Programs, "_take_over", talk.turn_round_what_was_accepted, accepting(effect_crash=0.02, net_straggle=0.2)),
+    Mutant("agent: a pull waits for nothing accepted", Acceptance, "held_back", talk.wait_for_nobody, accepting(net_straggle=0.3)),
+    Mutant("agent: lose the tick that came late", Acceptance, "_give", talk.lose_the_late_tick, accepting("bsp", timeouts=1.0, net_straggle=0.3)),
+    Mutant("agent: an orphan keeps its time limit", operation.orphan, "abandon", talk.wait_for_an_orphan, accepting("bsp", workers=3, timeouts=1.0, program_kill_us=50_000, net_straggle=0.3)),
+    Mutant("channel: lose a kept text that outgrew its slot", kept_heads, "read_kept", talk.forget_the_head, accepting(texts=1.0)),
+    # -- staleness, stop rules, input
+    Mutant("agent: SSP lets one clock more pass", Gate, "slowest", talk.one_clock_more, under("ssp:1", workers=3, think_us=(100, 50_000))),
+    Mutant("agent: reply before the clock has counted", Delivery, "carried", talk.answer_before_the_standing, stopping),
+    Mutant("agent: never say stop=1", Job, "ends_before", talk.never_say_stop, stopping),
+    Mutant("clock: decide the end anew", ClockMachine, "_on_stop_ask", talk.decide_anew, stopping),
+    Mutant("clock: end where others have been", ClockMachine, "_on_stop_ask", talk.stop_behind, stopping),
+    Mutant("clock: bye keeps holding", ClockMachine, "_on_leave", talk.bye_holds, under("bsp", workers=3, ends_early=1.0)),
+    Mutant("clock: a lost piece is done", Worklist, "lose", talk.lose_the_piece, fed(program_kill_us=50_000)),
+    Mutant("clock: another piece for a repeat", Worklist, "ask", talk.another_piece_for_a_repeat, fed(net_double=0.3)),
+    Mutant("clock: a lost worker's piece is done", ClockMachine, "_on_leave", talk.finish_at_the_question, fed(program_kill_us=50_000, gone=1.0)),
+    Mutant("clock: input for dead incarnations", ClockMachine, "_on_next_ask", talk.give_to_the_dead, fed(net_straggle=0.3, net_straggle_us=(100_000, 900_000), program_kill_us=30_000)),
 )  # fmt: skip
 
 #: Rules that no run can break today, and why.
@@ -188,7 +190,11 @@ AIDS: tuple[tuple[str, str], ...] = (
     ("a range takes only the next push of a stream (prev == last)", "an agent has one push per stream under way; parts that are given up and come late are rare (unit tests)"),
     ("a restarted agent asks a range for its last push (LAST)", "it saves a push in vain: whose prev is too low is told the last one"),
     ("epochs of ranges", "with one copy no range ever changes its primary"),
-    ("the order of sums by worker", "integers: every order gives the same sum; the unit tests of the server look at the bits"),
+    ("the clock refuses ticks beyond the stop clock", "whoever finishes the clock before it is told so with the Standing that counts it; an agent that has not heard cannot be further"),
+    ("a copy in pend.* is dropped once it is carried out", "a repeat is known by its seq wherever it comes, and its tick by its clock; the slot is free again in the agent's own book"),
+    ("rows come into being when their entry is applied, not before", "with one copy an entry is committed as it is appended"),
+    ("twins", "a warning: nothing depends on it (unit tests)"),
+    ("staleness", "counted and told, never acted upon: the gate is what bounds it (unit tests)"),
 )
 
 
@@ -201,17 +207,29 @@ class Caught(NamedTuple):
 
 
 def hunt(mutant: Mutant, seeds: int = SEEDS) -> Caught | None:
-    """The first seed that catches the mutant."""
-    with installed(mutant), registered():
-        for seed in range(1, seeds + 1):
-            world = World(seed, events_max=400_000)
-            plan = draw_plan(world)
-            mutant.bias(world, plan)
-            try:
-                Cluster(world, plan).run()
-            except CAUGHT as error:
-                return Caught(seed, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+    """The first seed that catches the mutant: the very same run is clean without it."""
+    for seed in range(1, seeds + 1):
+        with installed(mutant):
+            how = _run(mutant, seed)
+        if how:
+            honest = _run(mutant, seed)
+            if honest:
+                raise Violation(f"{mutant.title}: seed {seed} fails without the sabotage: {honest}")
+            return Caught(seed, how)
     return None
+
+
+def _run(mutant: Mutant, seed: int) -> str:
+    """What was seen to be wrong, "" = nothing."""
+    world = World(seed, events_max=400_000)
+    with registered():
+        plan = draw_plan(world)
+        mutant.bias(world, plan)
+        try:
+            Cluster(world, plan).run()
+        except CAUGHT as error:
+            return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    return ""
 
 
 def hunt_all(say: Callable[[str], None]) -> bool:

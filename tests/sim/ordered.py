@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from plugml.agent import sparse
 from plugml.core.kinds import OPTIMIZERS
 from plugml.core.table import TableSpec
+from plugml.server import buckets
 from plugml.server.optimizers import KERNELS
 
 FOLD = "fold31"
@@ -45,12 +47,15 @@ class Fold(NamedTuple):
 
 @contextmanager
 def registered() -> Iterator[None]:
-    """Tables may name it within the block."""
+    """Tables may name it within the block; and rows travel in small frames, a few in each, as they do where there are many."""
     before = FOLD in OPTIMIZERS
     OPTIMIZERS[FOLD] = {}
     KERNELS[FOLD] = Fold()
+    sizes = buckets.SCAN_BYTES, sparse.GROUP_BYTES
+    buckets.SCAN_BYTES, sparse.GROUP_BYTES = 100, 60
     try:
         yield
     finally:
+        buckets.SCAN_BYTES, sparse.GROUP_BYTES = sizes
         if not before:
             del OPTIMIZERS[FOLD], KERNELS[FOLD]

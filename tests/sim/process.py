@@ -49,6 +49,7 @@ class Process:
         self.linger_rate = 0.0  # chance that time passes before an effect
         self.crash_at: list[int] = []  # die right after so many effects (all incarnations counted), ascending
         self.stopped: Stop | None = None
+        self.machine_limits: Any = None  # for a machine that is not handed any
         self.on_death: Callable[[Process], None] = lambda process: None
         self.on_log: Callable[[Process, Log], None] = lambda process, log: None
         self._fixed_name = fixed_name

@@ -200,7 +200,7 @@ class Program:
         words += self._words(push, want, dense and (sections or self.world.happens(0.5)))
         words += " fmt=text" if self.text and verb not in ("clock", "bye", "next") else ""
         timed = verb in TIMED and self.world.happens(self.plan.timeouts)
-        words += f" t={self.world.draw(0, 60)}" if timed else ""
+        words += f" t={self.world.draw(0, self.plan.limit_ms)}" if timed else ""
         asked = self.ledger.ask(self.world.now_us, want)
         ticks = verb in ("step", "clock")
 
@@ -219,6 +219,8 @@ class Program:
             raise Stopped
         late = answer.code == "TIMEOUT" and timed
         full = answer.code == "NOSPC" and verb in READING
+        if late and self.stopping and verb in ENDED:
+            raise Violation(f"{self.channel.name}: {verb} was accepted although stop=1 had been said")
         if late:
             self.world.reached(f"{verb} timed out")
         if not (answer.ok or late or full):
@@ -261,6 +263,12 @@ class Program:
             if answer.code != "NOSPC":
                 break
             self.confirm()
+        if answer.code == "STOP" and self.unconfirmed:  # what was accepted came too late: the job had ended before it
+            for push in reversed(self.unconfirmed):
+                self.ledger.withdraw(push)
+            self.clock = answer.clock
+            self.ledger.stopping.refused(self.stream, answer.clock)
+            raise Stopped
         if not answer.ok:
             raise Failed(f"{answer.code}: {self.channel.error}")
         self.confirm()

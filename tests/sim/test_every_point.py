@@ -12,22 +12,38 @@ import pytest
 
 from .cluster import Cluster
 from .programs import Program
-from .weather import Plan, calm_plan
+from .weather import Plan, calm_plan, full_plan
 from .world import World
 
 POINTS_MAX = 3_000  # a run that has more points than this goes in circles
 
 
-def run_with(plan: Plan, prepare: Callable[[Cluster], None]) -> Cluster:
+FULL = 22  # a seed whose programs push several times in a clock
+
+
+def run_with(plan: Plan, prepare: Callable[[Cluster], None], seed: int = 7) -> Cluster:
     """A calm run with one planned death; raises what went wrong."""
-    world = World(7)
+    world = World(seed)
     cluster = Cluster(world, plan)
     prepare(cluster)
     assert cluster.run() == "finished"
     return cluster
 
 
+def accepted(cluster: Cluster) -> int:
+    """Requests that were answered before they were carried out."""
+    return sum(count for mark, count in cluster.world.marks.items() if mark == "accepted push" or mark.endswith("timed out"))
+
+
 KINDS = ("crash between effects", "program killed between stores", "agent killed between stores")
+
+
+def full(workers: int = 2, servers: int = 2, consistency: str = "bsp", **rates: object) -> Plan:
+    """Every kind of request in a few clocks: rows of all indexes, accepted pushes, limits, input, a stop clock."""
+    plan = full_plan(workers, servers, consistency=consistency)
+    for name, rate in rates.items():
+        setattr(plan, name, rate)
+    return plan
 
 
 def died(cluster: Cluster) -> int:
@@ -109,4 +125,59 @@ def test_the_program_may_die_after_each_of_its_stores(consistency: str) -> None:
             assert point > 10, "the program stored hardly anything"
             return
         assert cluster.launchers[0].restarts == 1
+    pytest.fail(f"no run got through {POINTS_MAX} points")
+
+
+@pytest.mark.parametrize(
+    ("consistency", "rates"),
+    [("asp", {"unwaited": 1.0}), ("bsp", {"timeouts": 1.0}), pytest.param("bsp", {}, marks=pytest.mark.slow), pytest.param("ssp:1", {}, marks=pytest.mark.slow)],
+)
+def test_the_agent_may_die_after_each_effect_of_rows_accepted_pushes_input_and_the_end(consistency: str, rates: dict[str, float]) -> None:
+    for point in range(POINTS_MAX):
+
+        def prepare(cluster: Cluster, point: int = point) -> None:
+            cluster.agents[0].crash_at = [point]
+
+        cluster = run_with(full(consistency=consistency, **rates), prepare, FULL)
+        assert cluster.runs[0].ledger.stopping.decided == 2
+        if not died(cluster):
+            assert point > 200, "the agent performed hardly anything"
+            assert accepted(cluster) >= 3 or not rates
+            assert cluster.runs[0].ledger.input.total == len(cluster.runs[0].ledger.input.state), "pieces are left"
+            return
+    pytest.fail(f"no run got through {POINTS_MAX} points")
+
+
+@pytest.mark.parametrize("rates", [{"unwaited": 1.0}, {"timeouts": 1.0, "unwaited": 0.5}])
+def test_the_agent_may_die_before_each_store_of_rows_and_accepted_pushes(rates: dict[str, float]) -> None:
+    for point in range(POINTS_MAX):
+
+        def prepare(cluster: Cluster, point: int = point) -> None:
+            cluster.hosts[0].die_at_store = point
+
+        cluster = run_with(full(servers=1, **rates), prepare, FULL)
+        if not died(cluster):
+            assert point > 100, "the agent stored hardly anything"
+            assert accepted(cluster) > 3
+            return
+    pytest.fail(f"no run got through {POINTS_MAX} points")
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "asp"])
+def test_the_program_may_die_after_each_store_of_rows_and_accepted_pushes(consistency: str) -> None:
+    for point in range(POINTS_MAX):
+        plan = full(servers=1, consistency=consistency, unwaited=0.5)
+
+        def arm(program: Program, point: int = point) -> None:
+            if program.stream == (0, 1):
+                program.die_at_store = point
+
+        def prepare(cluster: Cluster, arm: Callable[[Program], None] = arm) -> None:
+            cluster.launchers[0].arm = arm
+
+        cluster = run_with(plan, prepare, FULL)
+        if not died(cluster):
+            assert point > 50, "the program stored hardly anything"
+            assert cluster.world.marks["accepted push"] > 1
+            return
     pytest.fail(f"no run got through {POINTS_MAX} points")

@@ -62,9 +62,12 @@ class Plan:
     stale_bells: float = 0.0  # chance of a bell without a request
     param_full: float = 0.0  # chance that `param` cannot be written
     timeouts: float = 0.0  # chance of a request that says t=
+    limit_ms: int = 60  # the longest of them
     unwaited: float = 0.0  # chance of a push that says async=1
     gone: float = 0.0  # chance that a killed program does not come back at once: its worker leaves
     rejoins: float = 0.0  # chance that such a worker joins again later
+    grouped: tuple[int, ...] = ()  # workers for whom a sender of sums speaks
+    group_crash_us: int = 0
     stop_at_us: int = 0  # a stop rule fires then; 0 = never
     host_loss_us: int = 0
     overflow_clock: int = -1  # clock whose pushes together leave the range of their numbers
@@ -258,4 +261,27 @@ def calm_plan(workers: int = 2, servers: int = 2, clocks: int = 3, consistency: 
         max_restarts=GENS,
     )  # fmt: skip
     plan.weather_us = 60_000_000
+    return plan
+
+
+def full_plan(workers: int = 2, servers: int = 2, consistency: str = "bsp") -> Plan:
+    """A small run without weather that asks for everything: rows of all indexes, input, a stop clock before the programs' own end."""
+    plan = calm_plan(workers, servers, clocks=3, consistency=consistency)
+    assert plan.spec is not None
+    dense = [table for table in plan.spec.tables if table.name == "count" or consistency == "bsp"]
+    tables = [
+        *dense,
+        TableSpec("tally", (0, 4), kind="sparse", index="str", batch=8, dtype="i64", optimizer="add", combine="sum"),
+    ]
+    if consistency == "bsp":
+        tables.append(
+            TableSpec("summed", (4_000, 2), kind="sparse", index="u32", batch=8, dtype="f64", storage="f32", optimizer="momentum", settings={"lr": 0.125}, combine="mean")
+        )
+    else:
+        tables.append(TableSpec("order", (0, 2), kind="sparse", index="u64", batch=8, dtype="f64", optimizer=FOLD, combine="sum"))
+    plan.spec = replace(
+        plan.spec, tables=tuple(tables), stop_clock=2, pieces=3, passes=1, settings={"pieces_file": "/input/pieces.txt"},
+        snapshot_every=1 if consistency == "bsp" else 0, bell="sem",
+    )  # fmt: skip
+    plan.limit_ms = 1
     return plan

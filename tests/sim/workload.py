@@ -24,6 +24,8 @@ FILED = 77.0  # every number of the file that gives first values
 STREAM_ROWS = 6  # rows of a table that are a stream's own
 SHARED_ROWS = 24  # rows of a table that everybody pushes to
 WORKERS_TOP = 8
+#: Two keys with one hash: the first is the name of row 0, the other one nobody may use beside it.
+KEY, OTHER_KEY = b"8yn0iYCKYHlIj4-BwPqk", b"GReLUrM4wMqfg9yzV3KQ"
 #: Sparse tables of which each stream has rows of its own; all others are everybody's.
 OWNED = ("tally", "order")
 
@@ -118,6 +120,8 @@ def name_of(table: TableSpec, row: int) -> int | bytes:
     if table.rows:
         return row
     if table.index_name == "str":
+        if not row:
+            return KEY
         return f"{'é' * (row % 3)}row {row}/{table.name}".encode()
     return row * 2654435761 & 0xFFFFFFFF if table.index_name == "u32" else mix(row)
 
