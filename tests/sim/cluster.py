@@ -39,9 +39,9 @@ FINDINGS = (
 
 
 class Cluster:
-    """One run."""
+    """One run.  What is pushed depends on `seed`, which is the world's unless another run is to push the same."""
 
-    def __init__(self, world: World, plan: Plan) -> None:
+    def __init__(self, world: World, plan: Plan, seed: int | None = None) -> None:
         assert plan.spec is not None
         self.world = world
         self.plan = plan
@@ -57,7 +57,7 @@ class Cluster:
         self.servers = [self._process(f"s{i}", self._make_server, lambda process: machines.server_performers()) for i in range(plan.servers)]
         self.supervisor = self._process("u0", lambda process: Supervisor(plan.limits), lambda process: {}) if plan.supervised else None
         self.agents = [self._agent(number, host) for number, host in enumerate(self.hosts)]
-        self.runs = [self._run_of(plan, world.seed), *(self._run_of(other, world.seed + 1) for other in plan.others)]
+        self.runs = [self._run_of(plan, world.seed if seed is None else seed), *(self._run_of(other, world.seed + 1) for other in plan.others)]
         self._rounds = plan.rounds - 1
 
     @property

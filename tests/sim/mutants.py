@@ -45,6 +45,8 @@ from . import sabotage_channel as talk
 from . import sabotage_rows as rows_act
 from .cluster import Cluster
 from .ordered import registered
+from .repeats import Twice
+from .summing import Summed
 from .weather import Plan, draw_plan
 from .weathers import (
     accepting,
@@ -55,10 +57,12 @@ from .weathers import (
     haunted,
     kept,
     narrow,
+    of_fractions,
     offered,
     rows,
     rows_like,
     stopping,
+    summed,
     under,
     unstable,
     weighed,
@@ -78,6 +82,7 @@ class Mutant(NamedTuple):
     name: str
     sabotage: Callable[[Callable[..., Any]], Callable[..., Any]]
     bias: Callable[[World, Plan], None]
+    cluster: Callable[[World, Plan], Any] = Cluster  # what runs the plan
 
 
 @contextmanager
@@ -164,6 +169,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("server: rows count their steps together", Rows, "_read_steps", rows_act.count_together, rows_like("bsp", has_rows_with("adam", "adamw"))),
     Mutant("server: a close steps all rows", Buckets, "_combined", rows_act.step_unpushed_rows, rows_like("bsp", has_rows_with("assign", "fold31", "adamw"))),
     Mutant("channel: convert only what differs", numbers, "store", rows_act.convert_only_what_differs, rows_like("asp", has_mixed_storage)),
+    Mutant("server: sum pushes as they come", Staging, "_of", rows_act.by_arrival, of_fractions, Twice),
+    # -- sums of several workers
+    Mutant("server: what is partly seen is acked", RangeMachine, "_not_next", rows_act.ack_what_is_partly_seen, summed, Summed),
+    Mutant("server: count a component again", RangeMachine, "_on_push", rows_act.count_a_component_again, summed, Summed),
     # -- accepted requests
     Mutant("agent: forget what was accepted", Programs, "_take_over", talk.forget_what_was_accepted, accepting(effect_crash=0.01)),
     Mutant("agent: drop the copy with the answer", Acceptance, "_give", talk.drop_at_once, accepting(effect_crash=0.01)),
@@ -193,6 +202,7 @@ AIDS: tuple[tuple[str, str], ...] = (
     ("the clock refuses ticks beyond the stop clock", "whoever finishes the clock before it is told so with the Standing that counts it; an agent that has not heard cannot be further"),
     ("a copy in pend.* is dropped once it is carried out", "a repeat is known by its seq wherever it comes, and its tick by its clock; the slot is free again in the agent's own book"),
     ("rows come into being when their entry is applied, not before", "with one copy an entry is committed as it is appended"),
+    ("a sum also weighs what its workers weigh that did not tick", "the sender of sums speaks for workers that all end their clocks (unit tests)"),
     ("twins", "a warning: nothing depends on it (unit tests)"),
     ("staleness", "counted and told, never acted upon: the gate is what bounds it (unit tests)"),
 )
@@ -226,7 +236,7 @@ def _run(mutant: Mutant, seed: int) -> str:
         plan = draw_plan(world)
         mutant.bias(world, plan)
         try:
-            Cluster(world, plan).run()
+            mutant.cluster(world, plan).run()
         except CAUGHT as error:
             return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     return ""

@@ -10,10 +10,14 @@ import numpy as np
 from plugml.agent import sparse
 from plugml.agent.sparse import Wanted
 from plugml.agent.transfer import Scatter
+from plugml.core.effects import Send
 from plugml.server.buckets import Buckets
 from plugml.server.contents import Contents
+from plugml.server.range import RangeMachine
 from plugml.server.rows import Rows, Step
 from plugml.server.staging import Staging
+from plugml.server.streams import NEXT, SEEN
+from plugml.wire import messages as m
 
 Original = Callable[..., Any]
 
@@ -164,3 +168,32 @@ def convert_only_what_differs(original: Original) -> Original:
 def scan_from_the_start(original: Original) -> Original:
     """Every answer to a scan begins at the first slot."""
     return lambda self, cursor, most_bytes, held: (*original(self, 0, most_bytes, held)[:3], original(self, cursor, most_bytes, held)[3])
+
+
+# -- sums of several workers
+
+
+def ack_what_is_partly_seen(original: Original) -> Original:
+    """Where some components of a sum are taken, all are said to be."""
+
+    def not_next(self: RangeMachine, sender: str, components: Any, looks: Any) -> Any:
+        effects = original(self, sender, components, looks)
+        if any(isinstance(effect.message, m.Partial) for effect in effects):
+            return [Send(sender, self._ack(*component[:3])) for component in components]
+        return effects
+
+    return not_next
+
+
+def count_a_component_again(original: Original) -> Original:
+    """A sum is taken although one of its components was."""
+
+    def on_push(self: RangeMachine, sender: str, push: m.Push) -> Any:
+        looks = [self.streams.look(component) for component in push.components]
+        if len(looks) > 1 and NEXT in looks and SEEN in looks:
+            push = push._replace(components=tuple(component._replace(prev=component.seq - 1) for component in push.components))
+            for component in push.components:
+                self.streams.rows[component.worker] = (component.gen, component.prev)
+        return original(self, sender, push)
+
+    return on_push

@@ -7,7 +7,6 @@ again alone, or alone for one worker and then as the sum: all, none or some of i
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from plugml.wire import messages as m
 from .cluster import Cluster
 from .ledger import Ledger, Push
 from .process import Process
-from .weather import Plan, draw_spec
+from .weather import Plan
 from .workload import Array, name_of
 from .world import Violation, World
 
@@ -51,6 +50,7 @@ class Group:
         self.fresh = disk.clock == 0 and not disk.pushes
         self.last: dict[tuple[int, int], int] = {}  # (worker, range) -> seq of its last push there, as far as we know
         self.needed: dict[tuple[int, int], None] = {}  # (worker, range) that has not acked this clock's push
+        self.cut = False  # this clock's pushes, into parts
         self.together: dict[int, Part] = {}
         self.apart: list[dict[int, Part]] = []
         self.closed = 0
@@ -108,7 +108,7 @@ class Group:
             return [self._to_clock(m.Join, stream) for stream in self.streams]
         if self.disk.clock == self.clocks:
             return [self._to_clock(m.Leave, stream, self.disk.clock, "finished") for stream in self.streams if stream[0] not in self.left]
-        if not self.together:
+        if not self.cut:
             self._begin()
         if self.needed:
             if self.ledger.closes and self.closed < self.disk.clock:
@@ -124,6 +124,7 @@ class Group:
                 ledger.begin(push)
                 ledger.roll.tick(push.stream[0], disk.clock)
         assert self.map is not None
+        self.cut = True
         cut = Cut.of(self.map.spec, self.map.ring_ranges)
         self.together = self._parts(cut, disk.pushes)
         self.apart = [self._parts(cut, [push]) for push in disk.pushes]
@@ -248,7 +249,7 @@ class Group:
         if standing.end >= 0:
             self.left.setdefault(standing.worker)
             self.disk.done = len(self.left) == len(mine)
-        elif standing.finished > self.disk.clock and not self.needed and self.together:
+        elif standing.finished > self.disk.clock and not self.needed and self.cut:
             self.ticked.setdefault(standing.worker)
             if len(self.ticked) == len(mine):
                 return self._next_clock()
@@ -257,9 +258,9 @@ class Group:
     def _next_clock(self) -> list[Any]:
         for push in self.disk.pushes:
             self.ledger.ack(push)
-        self.disk.pushes, self.together, self.ticked = [], {}, {}
+        self.disk.pushes, self.cut, self.ticked = [], False, {}
         self.disk.clock += 1
-        self.mode = SUM
+        self.mode = (SUM, SUM, SUM, FIRST, ALONE)[self.process.world.draw(0, 4)]
         if self.disk.clock == self.clocks:
             for worker, _ in self.streams:
                 self.ledger.bye(worker, self.clocks)
@@ -309,17 +310,3 @@ class Summed(Cluster):
         super().start()
         self.group.start()
         self._every(self.plan.group_crash_us, lambda: self.group.alive and self.group.crash())
-
-
-def grouped(world: World, plan: Plan) -> None:
-    """The plan of such a run: nobody but the group dies."""
-    plan.grouped = (plan.workers, plan.workers + 1)
-    plan.group_crash_us = 150_000
-    plan.stop_at_us, plan.ends_early = 0, 0.0
-    while True:
-        spec = draw_spec(world, replace(plan, workers=plan.workers + 2), ("bsp", "asp")[world.draw(0, 1)])
-        if not any(table.consistency for table in spec.tables):
-            break
-    bsp = spec.consistency == "bsp"
-    names = ("count", "exact", "tally", "summed") if bsp else ("count", "tally", "order")
-    plan.spec = replace(spec, tables=tuple(table for table in spec.tables if table.name in names), stop_clock=0, pieces=0, passes=0)

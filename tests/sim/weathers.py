@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from .weather import Plan, draw_spec
+from .workload import WORKERS_TOP
 from .world import World
 
 
@@ -152,3 +153,27 @@ def kept(world: World, plan: Plan) -> None:
     plan.clocks, plan.ends_early = 60, 0.0
     assert plan.spec is not None
     plan.spec = replace(plan.spec, snapshot_every=2, stop_clock=0)
+
+
+def summed(world: World, plan: Plan) -> None:
+    """Two workers for whom a sender of sums speaks, which dies now and then; nobody else does."""
+    under("bsp", workers=1, net_straggle=0.3, net_drop=0.05, net_double=0.1)(world, plan)
+    plan.workers = min(plan.workers, WORKERS_TOP - 2)
+    plan.grouped, plan.group_crash_us = (plan.workers, plan.workers + 1), 200_000
+    plan.ends_early = 0.0
+    while True:
+        spec = draw_spec(world, replace(plan, workers=plan.workers + 2), ("bsp", "asp")[world.draw(0, 1)], sparse=True)
+        if not any(table.consistency for table in spec.tables):
+            break
+    names = ("count", "exact", "tally", "summed") if spec.consistency == "bsp" else ("count", "tally", "order")
+    plan.spec = replace(spec, tables=tuple(table for table in spec.tables if table.name in names), stop_clock=0, pieces=0, passes=0)
+
+
+def of_fractions(world: World, plan: Plan) -> None:
+    """Means of several workers' pushes to rows, in single precision: their last bits depend on the order of the sums."""
+
+    def like(spec: Any) -> bool:
+        return any(table.name == "summed" and table.storage_name == "f32" and table.combine == "mean" for table in spec.tables)
+
+    rows_like("bsp", like, workers=4, think_us=(100, 20_000))(world, plan)
+    plan.clocks, plan.ends_early = 10, 0.0

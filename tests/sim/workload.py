@@ -88,7 +88,7 @@ def content_of(spec: JobSpec, seed: int, worker: int, gen: int, clock: int, numb
 
 
 def exact_gradient(table: TableSpec, worker: int, clock: int, number: int) -> Array:
-    """Small integers that depend on place, worker, clock and push; above zero where a step divides by their size."""
+    """Small numbers that depend on place, worker, clock and push; above zero where a step divides by their size."""
     return _integers(table, np.arange(table.count, dtype=np.int64), worker, clock, number).astype(table.numpy_dtype)
 
 
@@ -98,8 +98,10 @@ def exact_row(table: TableSpec, row: int, worker: int, clock: int, number: int) 
 
 
 def _integers(table: TableSpec, index: Array, worker: int, clock: int, number: int) -> Array:
+    # Fractions where a mean is rounded anyway: the bits show the order of its sums.
+    unit = 0.1 if table.combine == "mean" else 1
     lowest = 1 if table.optimizer in ("adagrad", "rmsprop", "adam", "adamw") else -5
-    return (index * 5 + worker * 31 + clock * 7 + number * 3) % 11 + lowest
+    return ((index * 5 + worker * 31 + clock * 7 + number * 3) % 11 + lowest) * unit
 
 
 # -- names of rows
