@@ -234,8 +234,8 @@ class Cluster:
         at = self.world.draw(0, len(self.hosts) - 1)
         host, agent = self.hosts[at], self.agents[at]
         launchers = [launcher for launcher in self.launchers if launcher.host is host and launcher.alive]
-        if not agent.alive or not launchers or self._worn():
-            return
+        if not agent.alive or any(launcher.workers and launcher.done for launcher in launchers) or self._worn():
+            return  # whoever has finished asks for the result: only once
         self.world.fault("host loss", host.name)
         for launcher in launchers:
             launcher.kill()

@@ -154,6 +154,8 @@ class Launcher:
 
     def _write(self, document: dict[str, Any]) -> None:
         if self._connection is not None:
+            if document["op"] == "attach":
+                self.ledger.roll.ask(document["worker"])
             line = json.dumps(document)
             if len(line) > LINE_MAX:
                 raise Violation(f"a line of {len(line)} bytes to the agent")

@@ -51,6 +51,7 @@ def mischief(program: Program) -> Steps:
     if answer.code in ("GONE", "NOSERVER"):  # the job has ended meanwhile: that goes before
         raise Failed(f"{answer.code}: {program.channel.error}")
     if answer.code == "STOP" and line.split()[0] in ENDED:
+        program.seq = program.channel.done_seq
         program.ledger.stopping.refused(program.stream, answer.clock)
         raise Stopped
     if answer.ok or answer.code != kind.split()[0]:

@@ -15,6 +15,7 @@ class Roll:
         self._seed, self._plan = seed, plan
         self.workers = plan.spec.workers
         self.granted: dict[int, int] = {}  # worker -> newest generation
+        self.asked: dict[int, int] = {}  # worker -> how often one was asked for
         self.first: dict[int, int] = dict.fromkeys(range(self.workers), 0)  # first clock of its present life as a member; not here = it has left
         self.spans: dict[int, list[tuple[int, int]]] = {}  # clocks [first, end) of earlier ones
         self.leaving: dict[int, None] = {}  # killed for good, and the clock has not said yet what counts
@@ -23,7 +24,11 @@ class Roll:
 
     @property
     def newest_gen(self) -> int:
-        return max(self.granted.values(), default=0)
+        """At most: each time that somebody asks for one, perhaps in vain, it may be given out."""
+        return max(self.asked.values(), default=0)
+
+    def ask(self, worker: int) -> None:
+        self.asked[worker] = self.asked.get(worker, 0) + 1
 
     def grant(self, worker: int, gen: int, clock: int) -> None:
         """A generation was given out: never twice, and always a higher one."""
