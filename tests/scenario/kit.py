@@ -230,6 +230,10 @@ class Box:
         item = self.map.ranges[self.map.clock_range]
         self.feed(item.primary, agent, kind(self.map.number, item.epoch, self.map.token, worker, gen, *rest))
 
+    def stop(self, reason: str, agent: str = "a0.1") -> None:
+        item = self.map.ranges[self.map.clock_range]
+        self.feed(item.primary, agent, m.StopAsk(self.map.number, item.epoch, self.map.token, reason))
+
     def tick(self, clock: int, worker: int = 0, gen: int = 1, weight: float = 1.0, agent: str = "a0.1") -> None:
         weights = tuple((number, weight) for number in range(len(self.spec.tables)))
         self.clock(m.Tick, clock, weights, worker=worker, gen=gen, agent=agent)

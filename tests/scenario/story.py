@@ -10,8 +10,8 @@
     A sparse table is NAME=ROWSxWIDTH:DTYPE:OPTIMIZER[:KEY=VALUE...] (rows 0 = any number), its rows are pushed as
     NAME=ROW:1,2/ROW:3,4 and pulled as NAME=ROW/ROW; `sum 0.1@2 1.1@5` is one push for several workers (prev = seq - 1).
 
-    commands: job push sum pull pullat scan init last join tick leave ask claim done map wait hold lose double release show
-    every command takes agent=NAME; the job takes servers= ring= workers= consistency= combine= parked= snapshot=
+    commands: job push sum pull pullat scan init last join tick leave ask stop next claim done map wait hold lose double release show
+    every command takes agent=NAME; the job takes servers= ring= workers= consistency= combine= parked= snapshot= pieces= passes=
 
 A block of lines up to `----` is done in order; its trace ends at the next empty line.
 """
@@ -29,8 +29,10 @@ from plugml.core.limits import Limits
 from plugml.core.table import TableSpec
 from plugml.wire import messages as m
 
+from .agent_story import AgentTeller
 from .kit import Box, Heard
-from .sparse import Name, read_keys, sparse_table
+from .sparse import Name, read_keys
+from .tables import table_of
 
 RULE = "----"
 _PLAIN = ("job", "epoch", "token", "segments", "payload")  # not worth a word in every line
@@ -38,7 +40,7 @@ _PLAIN = ("job", "epoch", "token", "segments", "payload")  # not worth a word in
 
 def rewritten(text: str) -> str:
     """The same story with the trace that happens now."""
-    teller = Teller()
+    teller: Teller | AgentTeller = AgentTeller() if _is_of_agent(text) else Teller()
     lines: list[str] = []
     commands: list[str] = []
     in_trace = False
@@ -56,6 +58,11 @@ def rewritten(text: str) -> str:
             commands.append(line)
     assert not commands, f"commands without a trace: {commands}"
     return "\n".join(lines) + "\n"
+
+
+def _is_of_agent(text: str) -> bool:
+    commands = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return commands[0].split()[0] == "agent"
 
 
 class Teller:
@@ -84,8 +91,9 @@ class Teller:
         head = {key: options.pop(key) for key in ("consistency", "combine") if key in options}
         workers = int(options.pop("workers", "1"))
         every = int(options.pop("snapshot", "0"))
-        tables = tuple(_table(name, words) for name, words in options.items())
-        self.box = Box(JobSpec("story", workers, tables, snapshot_every=every, **head), servers, ring, limits)
+        counts = {key: int(options.pop(key)) for key in ("pieces", "passes") if key in options}
+        tables = tuple(table_of(name, words) for name, words in options.items())
+        self.box = Box(JobSpec("story", workers, tables, snapshot_every=every, **head, **counts), servers, ring, limits)
         self._told()
         self.box.on_heard = self._heard
 
@@ -129,6 +137,14 @@ class Teller:
 
     def _ask(self, plain: list[str], options: dict[str, str]) -> None:
         self.there.clock(m.StandingAsk, **self._stream(plain, options))
+
+    def _stop(self, plain: list[str], options: dict[str, str]) -> None:
+        """A stop rule has fired."""
+        self.there.stop(" ".join(plain), options.get("agent", "a0.1"))
+
+    def _next(self, plain: list[str], options: dict[str, str]) -> None:
+        """A worker asks for its next piece of input."""
+        self.there.clock(m.NextAsk, int(options["request"]), **self._stream(plain, options))
 
     def _claim(self, plain: list[str], options: dict[str, str]) -> None:
         self.there.clock(m.ClaimAsk, **self._stream(plain, options))
@@ -270,28 +286,13 @@ def _shown(spec: TableSpec, segment: m.Segment, payload: Any, message: Any) -> s
     return f"=[{_numbers(np.frombuffer(payload, spec.storage_dtype))}]"
 
 
-def _table(name: str, words: str) -> TableSpec:
-    count, dtype, optimizer, *rest = words.split(":")
-    options = dict(word.split("=", 1) for word in rest)
-    if "x" in count:
-        rows, width = map(int, count.split("x"))
-        return sparse_table(name, rows, width, dtype, optimizer, int(options.pop("buckets", "1")), **_typed(options))
-    settings = {"lr": float(options.pop("lr"))} if "lr" in options else {}
-    block_bytes = int(options.pop("block", "4096"))
-    return TableSpec(name, (int(count),), dtype=dtype, optimizer=optimizer, settings=settings, block_bytes=block_bytes, **options)
-
-
-def _typed(options: dict[str, str]) -> dict[str, Any]:
-    return {key: float(word) if key == "lr" else word for key, word in options.items()}
-
-
 def _numbers(array: Any) -> str:
     return " ".join(f"{float(x):.6g}" for x in array)
 
 
 _VERBS: dict[str, Callable[[Teller, list[str], dict[str, str]], None]] = {
     "job": Teller._job, "push": Teller._push, "sum": Teller._sum, "pull": Teller._pull, "pullat": Teller._pull_at, "scan": Teller._scan, "init": Teller._init, "last": Teller._last, "tick": Teller._tick,
-    "join": Teller._join, "leave": Teller._leave, "ask": Teller._ask, "claim": Teller._claim, "done": Teller._done, "map": Teller._map,
+    "join": Teller._join, "leave": Teller._leave, "ask": Teller._ask, "stop": Teller._stop, "next": Teller._next, "claim": Teller._claim, "done": Teller._done, "map": Teller._map,
     "wait": Teller._wait, "hold": Teller._hold, "lose": Teller._lose, "double": Teller._double, "release": Teller._release,
     "show": Teller._show,
 }  # fmt: skip

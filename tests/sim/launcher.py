@@ -357,7 +357,7 @@ class Launcher:
             self._exports += 1
             place = f"/{self.spec.name}/snapshot-{self._exports}"
             every = self.spec.snapshot_every if self.ledger.closes else 0
-            at = every * (min(self.ledger.roll.ticking.values(), default=0) // every) if every and self.world.happens(0.6) else 0
+            at = every * (min(self.ledger.roll.ticking.values(), default=0) // every) if every and self.world.happens(0.8) else 0
             if at:
                 self.world.reached("export of a snapshot")
             self.export(place, lambda answer: self._judge(place, answer), at)

@@ -108,7 +108,7 @@ def draw_plan(world: World) -> Plan:
     plan.param_full = _rate(world, 0.01)
     plan.timeouts = _rate(world, 0.3)
     plan.unwaited = _rate(world, 0.8)
-    plan.gone = _rate(world, 0.5)
+    plan.gone = _rate(world, 1.0)
     plan.rejoins = _rate(world, 1.0)
     if world.happens(0.3):
         plan.stop_at_us = draw(300_000, plan.weather_us)
