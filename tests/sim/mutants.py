@@ -176,6 +176,7 @@ MUTANTS: tuple[Mutant, ...] = (
     # -- accepted requests
     Mutant("agent: forget what was accepted", Programs, "_take_over", talk.forget_what_was_accepted, accepting(effect_crash=0.01)),
     Mutant("agent: drop the copy with the answer", Acceptance, "_give", talk.drop_at_once, accepting(effect_crash=0.01)),
+    Mutant("agent: carry out twice what was accepted", Acceptance, "drop_copy", talk.never_drop, accepting("bsp", effect_crash=0.02, timeouts=1.0, unwaited=0.3)),
     Mutant("agent: turn round what was accepted", Programs, "_take_over", talk.turn_round_what_was_accepted, accepting(effect_crash=0.02, net_straggle=0.2)),
     Mutant("agent: a pull waits for nothing accepted", Acceptance, "held_back", talk.wait_for_nobody, accepting(net_straggle=0.3)),
     Mutant("agent: lose the tick that came late", Acceptance, "_give", talk.lose_the_late_tick, accepting("bsp", timeouts=1.0, net_straggle=0.3)),
@@ -200,7 +201,6 @@ AIDS: tuple[tuple[str, str], ...] = (
     ("a restarted agent asks a range for its last push (LAST)", "it saves a push in vain: whose prev is too low is told the last one"),
     ("epochs of ranges", "with one copy no range ever changes its primary"),
     ("the clock refuses ticks beyond the stop clock", "whoever finishes the clock before it is told so with the Standing that counts it; an agent that has not heard cannot be further"),
-    ("a copy in pend.* is dropped once it is carried out", "a repeat is known by its seq wherever it comes, and its tick by its clock; the slot is free again in the agent's own book"),
     ("rows come into being when their entry is applied, not before", "with one copy an entry is committed as it is appended"),
     ("a sum also weighs what its workers weigh that did not tick", "the sender of sums speaks for workers that all end their clocks (unit tests)"),
     ("twins", "a warning: nothing depends on it (unit tests)"),

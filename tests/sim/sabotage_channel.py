@@ -112,6 +112,16 @@ def turn_round_what_was_accepted(original: Original) -> Original:
     return take_over
 
 
+def never_drop(original: Original) -> Original:
+    """The copy stays when its push has been carried out: the next agent does so once more."""
+
+    def drop_copy(self: Acceptance) -> Any:
+        original(self)
+        return []
+
+    return drop_copy
+
+
 def drop_at_once(original: Original) -> Original:
     """The copy goes with the answer, before it is carried out.  (It was read already.)"""
 
