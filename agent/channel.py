@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from ..core.errors import Code, RequestError
-from ..shm_protocol.page import BROKEN, CLOSED, FLAG_OWED, FLAG_STOP, FLAG_TOLD, READY
+from ..shm_protocol.page import BROKEN, CLOSED, FLAG_OWED, FLAG_PIECE, FLAG_STOP, FLAG_TOLD, READY
 from ..shm_protocol.request import Reply as Record
 from ..shm_protocol.request import Request, format_reply, parse_request, seq_of
 from . import effects as e
@@ -79,7 +79,7 @@ class Channel:
     __slots__ = (
         "name", "job", "number", "worker", "gen", "done_seq", "cur_seq", "clock", "version", "status", "sums", "owed", "crc",
         "pushes", "elements", "state", "line", "request", "looked", "taken_up", "rung", "said_bye", "kept", "seen_us", "last_error", "refused", "reading",
-        "stopped", "piece", "abandoned", "data_bytes",
+        "stopped", "piece", "piece_owed", "abandoned", "data_bytes",
     )  # fmt: skip
 
     def __init__(self, opened: e.ChannelOpened, now_us: int) -> None:
@@ -115,6 +115,7 @@ class Channel:
         self.reading: bytes | None = None  # the line of `request`
         self.stopped = opened.stop  # the program was told that its job ends at this clock
         self.piece: tuple[int, int] | None = None  # (piece, turn) that was handed out, but could not be written
+        self.piece_owed = bool(opened.flags & FLAG_PIECE)  # there is one, though it may be another agent that knew it
 
     def adopted(self, ticking: bool) -> None:
         """Is the end of the clock before still under way?  If not, its weights have done their work."""
@@ -310,7 +311,7 @@ class Channel:
 
     def _words(self, flags: int) -> list[Any]:
         """Everything that stands for done_seq, and then done_seq itself: a crash between the two repeats the request."""
-        flags |= (FLAG_OWED if self.owed else 0) | (FLAG_STOP if self.stopped else 0)
+        flags |= (FLAG_OWED if self.owed else 0) | (FLAG_STOP if self.stopped else 0) | (FLAG_PIECE if self.piece_owed else 0)
         weight, sums = self.sums.get(DENSE, 0.0), tuple((name, weight) for name, weight in self.sums.items() if name != DENSE)
         result = e.WriteResult(self.name, self.done_seq, self.clock, self.version, self.status, weight, self.pushes, flags, sums)
         return [result, e.SetDone(self.name, self.done_seq)]

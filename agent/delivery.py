@@ -175,4 +175,5 @@ class Delivery:
 
     def _leave(self) -> list[Send]:
         channel = self.channel
-        return self.job.to_clock(m.Leave, channel.worker, channel.gen, channel.clock, "bye")
+        reason = "lost" if channel.piece_owed else "bye"  # a piece that its program never saw goes to somebody else
+        return self.job.to_clock(m.Leave, channel.worker, channel.gen, channel.clock, reason)

@@ -315,7 +315,9 @@ class Desk:
             return self._say_last_words(ticket)
         self.for_leave.setdefault((job.number, ticket.worker), []).append(ticket)
         clock = self._last_words(ticket).clocks if ticket.clock is None else ticket.clock
-        return self.servers.leave(job, ticket.worker, ticket.gen, clock, ticket.how, now_us)
+        channel = self.house.by_stream.get((job.number, ticket.worker, ticket.gen))
+        unseen = channel is not None and channel.piece_owed  # a piece of input that its program never saw goes to somebody else
+        return self.servers.leave(job, ticket.worker, ticket.gen, clock, "lost" if unseen else ticket.how, now_us)
 
     def _left(self, key: tuple[int, int]) -> list[Any]:
         effects: list[Any] = []

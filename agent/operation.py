@@ -239,7 +239,7 @@ class Operation:
         if self.piece is None or self.over:
             return []
         self.close()
-        self.channel.piece = None
+        self.channel.piece, self.channel.piece_owed = None, False
         return self.channel.finish(self.answer(written.nbytes))
 
     def on_param_failed(self, failed: e.ParamFailed) -> list[Any]:

@@ -1,6 +1,7 @@
 """`next`: one piece of the job's input, handed out by the keeper of the clock, written into `data`.
 
 The clock answers the same request of a stream the same, however often it is asked: a piece is handed out once per pass.
+A piece that could not be written stays the worker's: an agent that no longer knows it asks for the same once more.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ def check_pieces(spec: JobSpec) -> None:
 class Piece:
     """One request for a piece.  A piece that could not be written stays with the channel, for the next request."""
 
-    __slots__ = ("channel", "job", "seq", "asked", "told")
+    __slots__ = ("channel", "job", "number", "asked", "told")
 
     def __init__(self, channel: Channel, job: Job, seq: int) -> None:
         self.channel = channel
         self.job = job
-        self.seq = seq
+        self.number = m.SAME_PIECE if channel.piece_owed and channel.piece is None else seq
         self.asked = False
         self.told = False
 
@@ -43,9 +44,10 @@ class Piece:
         return list(self._ask())
 
     def on_told(self, told: m.NextTold) -> list[Any]:
-        if self.told or not self.asked or told.request != self.seq:
+        if self.told or not self.asked or told.request != self.number:
             return []
         self.channel.piece = (told.piece, told.turn)
+        self.channel.piece_owed = True
         return self._write()
 
     def _write(self) -> list[Any]:
@@ -63,4 +65,4 @@ class Piece:
         return self._ask() if self.owed_by_clock else []
 
     def _ask(self) -> list[Send]:
-        return self.job.to_clock(m.NextAsk, self.channel.worker, self.channel.gen, self.seq)
+        return self.job.to_clock(m.NextAsk, self.channel.worker, self.channel.gen, self.number)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from typing import Any, NamedTuple
 
-from ..wire.messages import NO_PIECE
+from ..wire.messages import NO_PIECE, SAME_PIECE
 
 
 class Told(NamedTuple):
@@ -41,10 +41,10 @@ class Worklist:
         self._back: list[int] = []  # a heap
 
     def ask(self, worker: int, gen: int, request: int) -> Told | None:
-        """The next piece for a worker, or the same answer to the same request; None for a request that is over."""
+        """The next piece for a worker, or the same answer to the same request (and to SAME_PIECE); None for one that is over."""
         hand = self._hands.get(worker)
         if hand is not None and hand.gen == gen:
-            if request == hand.request:
+            if request in (hand.request, SAME_PIECE):
                 return hand.told
             if request < hand.request:
                 return None

@@ -43,9 +43,10 @@ STATES: tuple[tuple[int, str, str], ...] = (
 
 #: Bits of done_flags.
 FLAG_STOP = 1
-#: The agent's own, for whoever adopts the channel: this refusal told the failure of pushes that were accepted before, and
-#: the weights are those of the clock before `clock`, whose end was accepted and is under way.
-FLAG_TOLD, FLAG_OWED = 2, 4
+#: The agent's own, for whoever adopts the channel: this refusal told the failure of pushes that were accepted before;
+#: the weights are those of the clock before `clock`, whose end was accepted and is under way; and a piece of input was
+#: handed out that could not be written into `data`.
+FLAG_TOLD, FLAG_OWED, FLAG_PIECE = 2, 4, 8
 
 COUNTER_NAMES: tuple[tuple[str, str], ...] = (
     ("requests", "requests answered for good (done_seq moved), refused ones among them"),

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 NOBODY = 0xFFFFFFFF  # a worker number that no worker has
 NO_PIECE = 0xFFFFFFFF  # a piece of input that there is not
+SAME_PIECE = 0  # the request of a NextAsk that wants what was told last: the program has not seen it
 
 
 class Join(NamedTuple):
@@ -103,7 +104,10 @@ class StopAsk(NamedTuple):
 
 
 class NextAsk(NamedTuple):
-    """The worker wants its next piece of input; the one before it is done.  `request` is the channel's seq: a repeat."""
+    """The worker wants its next piece of input; the one before it is done.  `request` is the channel's seq: a repeat.
+
+    SAME_PIECE: it has not seen the one before, and wants that.
+    """
 
     job: int
     epoch: int

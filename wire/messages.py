@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Union
 
 from .clocks import NO_PIECE as NO_PIECE
 from .clocks import NOBODY as NOBODY
+from .clocks import SAME_PIECE as SAME_PIECE
 from .clocks import ClaimAsk as ClaimAsk
 from .clocks import ClaimTold as ClaimTold
 from .clocks import Close as Close

@@ -7,11 +7,13 @@ from typing import Any
 
 from plugml.agent.acceptance import Acceptance
 from plugml.agent.channel import DENSE, Channel
+from plugml.agent.delivery import Delivery
 from plugml.agent.effects import ChannelOpened, DropPush
 from plugml.agent.programs import Programs
 from plugml.agent.router import Job
 from plugml.server.clock import ClockMachine
 from plugml.server.worklist import Worklist
+from plugml.shm_protocol.page import FLAG_PIECE
 from plugml.wire import messages as m
 
 Original = Callable[..., Any]
@@ -93,6 +95,25 @@ def finish_at_the_question(original: Original) -> Original:
         return original(self, sender, leave._replace(reason="finished"))
 
     return on_leave
+
+
+def forget_the_piece(original: Original) -> Original:
+    """An adopting agent does not know that a piece could not be written."""
+
+    def init(self: Channel, opened: ChannelOpened, *rest: Any) -> None:
+        original(self, opened._replace(flags=opened.flags & ~FLAG_PIECE), *rest)
+
+    return init
+
+
+def done_at_bye(original: Original) -> Original:
+    """A worker that leaves has done its piece, seen or not."""
+
+    def leave(self: Delivery) -> Any:
+        self.channel.piece_owed = False
+        return original(self)
+
+    return leave
 
 
 # -- accepted requests

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plugml.server.worklist import Told, Worklist
-from plugml.wire.messages import NO_PIECE
+from plugml.wire.messages import NO_PIECE, SAME_PIECE
 
 
 def drain(work: Worklist, worker: int = 0, gen: int = 1, request: int = 1) -> list[Told]:
@@ -133,3 +133,12 @@ def test_who_holds_nothing_has_nothing_to_put_down(how: str) -> None:
     before = work.state()
     getattr(work, how)(7)
     assert work.state() == before
+
+
+def test_a_piece_that_its_program_never_saw_is_told_once_more() -> None:
+    work = Worklist(3, 1)
+    first = work.ask(0, 1, 5)
+    assert work.ask(0, 1, SAME_PIECE) == first == Told(0, 0)
+    assert work.ask(0, 1, 9) == Told(1, 0)
+    assert work.ask(1, 1, SAME_PIECE) == Told(2, 0)  # to whom nothing was told it is the next one
+    work.check()
