@@ -54,7 +54,7 @@ def test_version() -> None:
 
 @pytest.mark.parametrize(("words", "sentence"), [
     (["statsu"], "no verb 'statsu'; did you mean 'status'?"),
-    (["zzz"], "no verb 'zzz'; there are run, channel, up,"),
+    (["zzz"], "no verb 'zzz'; there are run, channel, conform, inspect, up,"),
     (["status", "--jsn"], "'--jsn'. Did you mean '--json'?"),
     (["up", "--servers", "0"], "'--servers': 0 is not in the range"),
     (["up", "--name", "a/b"], "cluster name 'a/b': use 1 to 63 letters"),
