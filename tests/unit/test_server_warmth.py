@@ -31,6 +31,12 @@ def cold(limits: Limits = Limits(), **rest: Any) -> Box:
     return there
 
 
+def join_threads() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "warm-up":
+            thread.join(30)
+
+
 def test_a_dense_job_asks_for_nothing() -> None:
     there = Box(job(table()))
     assert there.servers["s0.1"]._warmth.state.name == "COLD"
@@ -179,6 +185,7 @@ def test_a_compiler_that_breaks_down_ends_the_process_in_order(monkeypatch: pyte
         await asyncio.wait_for(there.wait(), 30)
 
     asyncio.run(run())
+    join_threads()  # before the hook is put back: the thread says last what broke it
     assert isinstance(told[0], AssertionError)
 
 
@@ -189,9 +196,7 @@ def test_a_server_that_ends_meanwhile_is_not_troubled(monkeypatch: pytest.Monkey
     loop = asyncio.new_event_loop()
     loop.close()
     main.warm_up(SimpleNamespace(loop=loop, feed=lambda sender, message: failures.append(message)))
-    for thread in threading.enumerate():
-        if thread.name == "warm-up":
-            thread.join(30)
+    join_threads()
     assert not failures
 
 
