@@ -21,14 +21,18 @@ class Input:
         self.holder: dict[int, Stream] = {}
         self.holds: dict[Stream, int] = {}
         self.asking: dict[Stream, None] = {}  # a question, or a bye, is under way
+        self.refused: dict[Stream, None] = {}  # was told that there is no room for its piece
         self.hidden: dict[Stream, None] = {}  # died while asking: may have been given a piece that nobody saw
         self.replaced: dict[Stream, None] = {}  # dead, and its successor has joined or it has left: what it held has come back
-        self.empty_told = 0
+        self.unseen_left = 0  # streams that left with a piece which they had never seen: it comes back then
+        self.began: dict[Stream, int] = {}  # how many such had left when the stream's question began
 
     # -- what happens to streams
 
     def ask(self, stream: Stream) -> None:
         self.asking[stream] = None
+        if stream not in self.refused:  # else the piece that it is about to see was taken out for an earlier question
+            self.began[stream] = self.unseen_left
 
     def died(self, stream: Stream) -> None:
         number = self.holds.pop(stream, None)
@@ -47,11 +51,19 @@ class Input:
                 self.hidden.pop(stream, None)
 
     def left(self, stream: Stream) -> None:
-        """It has said bye or ended: what it held is done."""
+        """It has said bye or ended: what it held is done, and what it never saw is there for others."""
+        if stream in self.refused:
+            del self.refused[stream]
+            self.unseen_left += 1
         self._finish(stream)
+
+    def refuse(self, stream: Stream) -> None:
+        """Its piece could not be handed over."""
+        self.refused[stream] = None
 
     def _finish(self, stream: Stream) -> None:
         self.asking.pop(stream, None)
+        self.refused.pop(stream, None)
         number = self.holds.pop(stream, None)
         if number is not None:
             self.state[number] = DONE
@@ -82,7 +94,6 @@ class Input:
     def told_empty(self, stream: Stream, due: list[int]) -> None:
         """Nothing is left; `due` is what `begin` said when the question began."""
         self._finish(stream)
-        self.empty_told += 1
         lost = [number for number in due if self.state[number] == BACK]
         if lost:
             raise Broken(f"stream {stream} was told that nothing is left, but pieces {lost[:5]} had come back from the dead")
@@ -92,4 +103,4 @@ class Input:
 
     def _unseen(self, stream: Stream) -> int:
         """Pieces that may be out without anybody having seen them: each question under way, and each that died with its program."""
-        return sum(other != stream for other in self.asking) + len(self.hidden)
+        return sum(other != stream for other in self.asking) + len(self.hidden) + self.unseen_left - self.began.get(stream, 0)

@@ -386,7 +386,7 @@ class Program:
         self.seq += 1
         answer = yield from self.request(f"next {self.seq} {self.clock}", lambda: book.ask(self.stream))
         if answer.code == "NOSPC":
-            return
+            return book.refuse(self.stream)
         if not answer.ok:
             raise Failed(f"{answer.code}: {self.channel.error}")
         data = bytes(self.channel.files.contents["data"])[: int(answer.words["n"])]
