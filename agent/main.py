@@ -20,6 +20,7 @@ from ..runtime.log import LogFile
 from ..runtime.node import Node, node_name, run_node
 from ..shm_protocol.channel import agent_number
 from ..shm_protocol.root import boot_id, lock_agent, prepare_root, sweep
+from ..shm_protocol.semaphore import sweep as sweep_semaphores
 from . import effects as e
 from .disk import Disk
 from .door import Door
@@ -130,6 +131,8 @@ def run_agent(
             lines("warning", text=warning)
         for channel, reason in swept.removed:
             lines("swept", channel=channel, reason=reason)
+        for name_left in sweep_semaphores():
+            lines("swept", semaphore=name_left, reason="nobody keeps it: its launcher is gone")
         build = f"python {platform.python_version()} numpy {numpy.__version__}"
         identity = Identity(name, socket.gethostname(), os.getpid(), build, cluster, this_boot, masters)
 

@@ -302,15 +302,20 @@ def _info_head(root_fd: int, name: str) -> bytes | None:
 
 
 def remove_channel(root_fd: int, name: str) -> None:
-    """Remove a channel's directory, and the semaphore that its info names."""
+    """Remove a channel's directory, and the semaphore that its info names unless somebody keeps it.
+
+    First all but info, then the semaphore, whose waiter finds nobody left to answer, then info: whenever we are killed, the
+    next sweep finds what is left.
+    """
     found = _SEM_LINE.search(_info_head(root_fd, name) or b"")
-    remove_tree(root_fd, name)
     if found:
+        remove_tree(root_fd, name, spared="info")
         semaphore.remove(found[1].decode())
+    remove_tree(root_fd, name)
 
 
-def remove_tree(root_fd: int, name: str) -> None:
-    """Remove a channel's directory and its files, following no link and leaving the root never."""
+def remove_tree(root_fd: int, name: str, spared: str = "") -> None:
+    """Remove a channel's directory and its files, following no link and leaving the root never; all but `spared`, if that is said."""
     try:
         fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW, dir_fd=root_fd)
     except FileNotFoundError:
@@ -320,6 +325,8 @@ def remove_tree(root_fd: int, name: str) -> None:
         return
     try:
         for entry in os.listdir(fd):
+            if entry == spared:
+                continue
             try:
                 os.unlink(entry, dir_fd=fd)
             except IsADirectoryError:
@@ -328,6 +335,8 @@ def remove_tree(root_fd: int, name: str) -> None:
                 continue
     finally:
         os.close(fd)
+    if spared:
+        return
     try:
         os.rmdir(name, dir_fd=root_fd)
     except FileNotFoundError:

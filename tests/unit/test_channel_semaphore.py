@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import secrets
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -264,16 +266,100 @@ def test_a_semaphore_of_another_user_is_left_alone(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     with pytest.raises(RequestError, match="not yours"):
         semaphore.Semaphore.open(name)
-    semaphore.remove(name)
+    mine.close()
+    assert not semaphore.remove(name) and name not in semaphore.sweep()
     assert f"sem.{name[1:]}" in named()
     monkeypatch.undo()
-    semaphore.remove(name)
-    mine.close()
+    assert semaphore.remove(name) and not semaphore.remove(name)
+
+
+def test_one_that_is_kept_is_never_removed_whoever_names_it(root: Path) -> None:  # SPEC 5.15
+    """Copies of a directory, which nobody keeps, are swept without the semaphore that their info names."""
+    with made(root) as kept:
+        shutil.copytree(kept.directory, root / ".tmp-copy", ignore=shutil.ignore_patterns("req", "rep"))
+        assert [name for name, _why in sweep(root, boot_id()).removed] == [".tmp-copy"]
+        assert not semaphore.remove(kept.info.sem) and kept.info.sem not in semaphore.sweep()
+        assert f"sem.{kept.info.sem[1:]}" in named()
+        adopted(kept).abandon()
+
+
+def test_what_killed_makers_left_without_a_directory_is_swept(root: Path) -> None:  # SPEC 5.15
+    """The root was deleted by hand, so that nothing names the semaphore any more."""
+    script = (
+        "import os, pathlib, signal, sys\n"
+        "from plugml.core.job import JobSpec\nfrom plugml.core.table import TableSpec\n"
+        "from plugml.shm_protocol.create import create_channel\nfrom plugml.shm_protocol.info import Info\nfrom plugml.shm_protocol.root import boot_id\n"
+        "kept = create_channel(pathlib.Path(sys.argv[1]), Info.of(JobSpec('job', 1, (TableSpec('w', (3,)),), bell='sem'), 0, 1, boot_id(), 0))\n"
+        "print(kept.info.sem, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script, str(root)], stdout=subprocess.PIPE, text=True, timeout=HANG_S)
+    name = ended.stdout.strip()
+    shutil.rmtree(root / "job.0.1")
+    waiter = posix_ipc.Semaphore(name)
+    assert f"sem.{name[1:]}" in named()
+    assert name in semaphore.sweep()
+    assert f"sem.{name[1:]}" not in named()
+    waited(waiter)
+    waiter.close()
+
+
+def test_one_that_is_swept_while_it_is_made_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its making and its lock an agent may start and find that nobody keeps it."""
+    real, swept = fcntl.flock, []
+
+    def late(fd: int, operation: int) -> None:
+        if operation == fcntl.LOCK_EX and not swept:
+            swept.append(name)
+            assert semaphore.remove(name)
+        real(fd, operation)
+
+    name = semaphore.new_name()
+    monkeypatch.setattr(fcntl, "flock", late)
+    kept = semaphore.Semaphore.make(name)
+    assert swept and not semaphore.remove(name) and f"sem.{name[1:]}" in named()
+    kept.close()
+    assert semaphore.remove(name)
+
+
+def test_a_sweep_that_is_killed_leaves_nothing_for_ever(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # SPEC 5.15
+    """The name stands in info: it goes when the semaphore has gone, whatever store was the last one."""
+
+    class Killed(BaseException):
+        pass
+
+    for at in range(1, 100):
+        kept = made(root)
+        kept.close(remove=False)
+        left = [at]
+
+        def dying(real: Callable[..., object], left: list[int] = left) -> Callable[..., object]:
+            def call(*arguments: object, **words: object) -> object:
+                left[0] -= 1
+                if left[0] == 0:
+                    raise Killed
+                return real(*arguments, **words)
+
+            return call
+
+        died = False
+        with monkeypatch.context() as patch:
+            for module, word in ((os, "unlink"), (os, "rmdir"), (posix_ipc, "unlink_semaphore")):
+                patch.setattr(module, word, dying(getattr(module, word)))
+            try:
+                sweep(root, boot_id())
+            except Killed:
+                died = True
+        sweep(root, boot_id())
+        assert os.listdir(root) == [] and f"sem.{kept.info.sem[1:]}" not in named(), f"killed before store {at}"
+        if not died:
+            break
+    assert at > 15
 
 
 def test_a_channel_whose_semaphore_is_missing_is_not_adopted(root: Path) -> None:
     kept = made(root)
-    semaphore.remove(kept.info.sem)
+    posix_ipc.unlink_semaphore(kept.info.sem)
     with pytest.raises(RequestError, match="is not there"):
         adopted(kept)
     kept.close()
