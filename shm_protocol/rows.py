@@ -47,16 +47,30 @@ def read_ids(raw: Bytes, table: InfoTable) -> Ids:
 
 def check_ids(ids: Ids, table: InfoTable, name: str) -> None:
     """Raises `RequestError` RANGE that names the first row which the table has not."""
-    if not table.rows or not len(ids) or int(ids.max()) < table.rows:
+    top = (table.rows or 1 << 8 * table.index_bytes) - 1  # a text can name more than the index holds
+    if not len(ids) or int(ids.max()) <= top:
         return
-    at = int((ids >= np.uint64(table.rows)).argmax())
-    text = f"row {ids[at]}, number {at} of table {table.name} in {name}, is not below {table.rows}; nothing was applied"
+    at = int((ids > np.uint64(top)).argmax())
+    text = f"row {ids[at]}, number {at} of table {table.name} in {name}, is not below {top + 1}; nothing was applied"
     raise RequestError(Code.RANGE, text)
 
 
 def key_bytes_max(count: int) -> int:
-    """A file of so many keys that is longer is refused unread."""
+    """A file of so many keys that is longer is refused by its start alone."""
     return count * (KEY_BYTES_MAX + 1)
+
+
+def why_too_long(start: Bytes, count: int, name: str) -> RequestError:
+    """What is wrong with a file of keys whose `start` is longer than `key_bytes_max`: one of the keys, or else the number of lines."""
+    stops = np.flatnonzero(start == _NEWLINE)
+    lengths = np.diff(stops, prepend=-1, append=len(start))[:count] - 1
+    if (lengths > KEY_BYTES_MAX).any():
+        return _bad_length(int((lengths > KEY_BYTES_MAX).argmax()), "more", name)
+    return RequestError(Code.SIZE, f"{name} has more than {count} lines, {count} keys are declared; nothing was applied")
+
+
+def _bad_length(at: int, found: str, name: str) -> RequestError:
+    return RequestError(Code.FORMAT, f"line {at + 1} of {name}: a key has 1 to {KEY_BYTES_MAX} bytes, this one has {found}; nothing was applied")
 
 
 def split_keys(text: Bytes, count: int, name: str) -> tuple[Bytes, Ends]:
@@ -70,8 +84,7 @@ def split_keys(text: Bytes, count: int, name: str) -> tuple[Bytes, Ends]:
     wrong = (lengths < 1) | (lengths > KEY_BYTES_MAX)
     if wrong.any():
         at = int(wrong.argmax())
-        text_ = f"line {at + 1} of {name}: a key has 1 to {KEY_BYTES_MAX} bytes, this one has {lengths[at]}; nothing was applied"
-        raise RequestError(Code.FORMAT, text_)
+        raise _bad_length(at, str(lengths[at]), name)
     try:
         text.tobytes().decode()
     except UnicodeDecodeError as error:

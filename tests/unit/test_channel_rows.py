@@ -316,6 +316,30 @@ def test_row_numbers_as_text(line: bytes, code: Code, words: str) -> None:  # SP
 # -- keys
 
 
+@pytest.mark.parametrize(("index", "row", "word"), [("u32", 1 << 32, "4294967296"), ("u32", (1 << 64) - 1, "4294967296")])
+def test_a_text_cannot_name_a_row_that_the_index_cannot_hold(index: str, row: int, word: str) -> None:  # SPEC 2.12 3.16
+    host = Host(TableSpec("e", (0, 1), "sparse", index=index, batch=2))
+    last = int(word) - 1
+    assert host.put(want_txt=b"%d\n" % last).read("pull 1 0 fmt=text table=e want=1").wants[0].ids.tolist() == [last]
+    code, text = host.put(want_txt=b"1\n%d\n" % row).refused("pull 1 0 fmt=text table=e want=2")
+    assert code is Code.RANGE and text.startswith(f"row {row}, number 1 of table e in want.txt, is not below {word}")
+
+
+@pytest.mark.parametrize(
+    ("lines", "line"), [([256], 1), ([1000], 1), ([3, 100_000], 2), ([255, 255, 256], 3), ([255, 256, 255, 255], 2), ([256, 1, 1, 1, 1], 1), ([300, 255, 255, 9], 1)]
+)
+@pytest.mark.parametrize("end", [b"\n", b""])
+def test_a_key_that_is_too_long_is_named_however_long_the_file(lines: list[int], line: int, end: bytes) -> None:  # SPEC 3.18
+    text = b"\n".join(b"x" * size for size in lines) + end
+    code, words = Host(TableSpec("f", (0, 1), "sparse", index="str", batch=9)).put(wkey=text).refused(f"pull 1 0 table=f want={len(lines)}")
+    assert code is Code.FORMAT and words.startswith(f"line {line} of wkey: a key has 1 to 255 bytes")
+
+
+def test_a_file_of_good_keys_that_are_too_many_is_refused_by_its_start() -> None:  # SPEC 3.17
+    code, words = keyed(Host(), b"key\n" * 100_000, 2)
+    assert code is Code.SIZE and "more than 2 lines, 2 keys are declared" in words
+
+
 def keyed(host: Host, text: bytes, count: int) -> tuple[Code, str]:
     return host.put(wkey=text).refused(f"pull 1 0 table=f want={count}")
 
@@ -327,7 +351,7 @@ def keyed(host: Host, text: bytes, count: int) -> tuple[Code, str]:
         (b"", 1, Code.SIZE, "0 lines"), (b"\n", 1, Code.FORMAT, "line 1 of wkey: a key has 1 to 255 bytes, this one has 0"),
         (b"a\n\nb", 3, Code.FORMAT, "line 2 of wkey: a key has 1 to 255 bytes, this one has 0"), (b"a\n" + b"x" * 256, 2, Code.FORMAT, "line 2 of wkey: a key has 1 to 255 bytes, this one has 256"),
         (b"a\nb\xff\n", 2, Code.FORMAT, "line 2 of wkey: byte 0xff is not UTF-8"), (b"a\n\xc3\nb\n", 3, Code.FORMAT, "line 2 of wkey: byte 0xc3 is not UTF-8"),
-        (b"\xed\xa0\x80\n", 1, Code.FORMAT, "line 1 of wkey"), (b"x" * 600, 1, Code.SIZE, "need at most 256"),
+        (b"\xed\xa0\x80\n", 1, Code.FORMAT, "line 1 of wkey"), (b"x" * 600, 1, Code.FORMAT, "line 1 of wkey"),
     ],
 )  # fmt: skip
 def test_a_key_that_is_none_is_named_by_its_line(text: bytes, count: int, code: Code, words: str) -> None:  # SPEC 3.17 3.18
