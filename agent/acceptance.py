@@ -121,9 +121,21 @@ class Acceptance:
         self.behind.failures.append(Failure(operation.request, self.slot, code, text, ticking, delivery.pushed))
         operation.close()
 
+    def forget(self) -> None:
+        """It was accepted and is given up, since nobody is left who could be told: it does not count."""
+        operation, delivery = self.operation, self.operation.delivery
+        operation.channel.undo(operation.request, ticking=delivery.ticking and not delivery.ticked, pushed=delivery.pushed)
+        self._free()
+
+    def _free(self) -> int:
+        """The slot is anybody's again."""
+        slot, self.slot, self.keeping = self.slot, -1, False
+        if slot >= 0:
+            self.behind.release(slot)
+        return slot
+
     def drop_copy(self) -> list[Any]:
         if self.slot < 0:
             return []
-        slot, self.slot, self.keeping = self.slot, -1, False
-        self.behind.release(slot)
+        slot = self._free()
         return [e.DropPush(self.operation.channel.name, slot)]

@@ -359,6 +359,8 @@ class Operation:
     def drop(self) -> None:
         """Forget it, wherever it stands."""
         if not self.over:
+            if self.accepted:
+                self.acceptance.forget()
             self.close()
             if not self.accepted:
                 self.channel.request = None

@@ -25,7 +25,7 @@ from .files import DiskFiles, Files, open_directory
 from .info import INFO_BYTES_MAX, Info, parse_info
 from .places import Places
 from .reading import Data, KeptFiles, Reader, parts_of
-from .request import Reply, Request, format_reply, format_request, seq_of
+from .request import ACCEPTED, Reply, Request, format_reply, format_request, parse_request, seq_of
 from .root import boot_id, is_kept
 from .sums import Sums
 
@@ -159,7 +159,7 @@ class AgentChannel:
 
     def kept_pushes(self) -> tuple[tuple[int, bytes], ...]:
         """Slot and request line of each push that was kept and not dropped, in the order of their seq.  Raises `RequestError`."""
-        found = [(slot, made.line) for slot in range(len(kept.SLOTS)) if (made := self._kept(slot)) is not None]
+        found = [(slot, made.line) for slot in range(len(kept.SLOTS)) if (made := self._kept(slot)) is not None and _is_accepted(made.line)]
         return tuple(sorted(found, key=lambda item: seq_of(item[1]) or 0))
 
     def _kept(self, slot: int) -> kept.Kept | None:
@@ -332,6 +332,14 @@ class AgentChannel:
 
     def _store_counters(self) -> None:
         self.files.write("ctl", ctl.OFFSET["counters"], _COUNTERS.pack(*self._counters))
+
+
+def _is_accepted(line: bytes) -> bool:
+    """May a kept push have this line?  What somebody else has written into a slot is none."""
+    try:
+        return parse_request(line).verb in ACCEPTED
+    except RequestError:
+        return False
 
 
 def adopt(root_fd: int, name: str, agent_id: int, clock_ns: Callable[[], int] = time.time_ns) -> AgentChannel:

@@ -199,9 +199,9 @@ class Reader:
             return []
         count = sum(rows for _number, rows in wanted)
         if source.size(name) > r.key_bytes_max(count):
-            start = np.zeros(r.key_bytes_max(count) + 1, np.uint8)
-            self._read_whole(source, name, start, 0)
-            raise r.why_too_long(start, count, name)
+            head = np.zeros(r.key_bytes_max(count) + 1, np.uint8)
+            self._read_whole(source, name, head, 0)
+            raise r.why_too_long(head, count, name)
         text = np.frombuffer(self._read_lines(source, name, r.key_bytes_max(count), count), np.uint8)
         keys, ends = r.split_keys(text, count, name)
         found = []

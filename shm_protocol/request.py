@@ -24,6 +24,8 @@ PULLING = frozenset({"init", "pull", "pushpull", "step"})
 #: Verbs that may name rows of sparse tables, and verbs whose wait may be bounded.  (`init` offers whole tables only.)
 SECTIONED = frozenset({"push", "pull", "pushpull", "step"})
 TIMED = SECTIONED | {"clock"}
+#: Verbs that may be answered before they are carried out.
+ACCEPTED = TIMED - {"pull"}
 KEYS = ("n", "w", "fmt", "t", "async", "table", "k", "want")
 
 TABLES_MAX = Limits().tables_max

@@ -244,7 +244,8 @@ class World:
             self.events.append(("", e.PushKept(effect.channel, effect.slot, error.code, error.text)))
 
     def _do_DropPush(self, effect: e.DropPush) -> None:
-        self.open[effect.channel].drop(effect.slot)
+        if effect.channel in self.open:  # of one that was given up, nothing is stored any more
+            self.open[effect.channel].drop(effect.slot)
 
     def _do_SetCurrent(self, effect: e.SetCurrent) -> None:
         self.open[effect.channel].set_current(effect.seq)
