@@ -1,12 +1,14 @@
 """The processes that a program has become: how they are, what they use, how they wait; and their end.
 
-A program is started as a session of its own, so that its children are found and ended with it.  Refuses to know channels.
+A program is started as a session of its own, so that its children are found and ended with it; those that have left the
+session are known by a mark in their environment.  Refuses to know channels.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import time
@@ -14,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
+MARK = "PLUGML_CONFORM"
 _BLOCKED_ON_PIPE = ("pipe_read", "pipe_write")  # the kernel's functions, with a word before them in some versions
 
 
@@ -33,8 +36,9 @@ class Group:
     """A started program and everything that it has started in its session."""
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], output: IO[bytes], errors: IO[bytes], cwd: str | None = None) -> None:
+        self._mark = f"{MARK}={secrets.token_hex(16)}"
         self.program = subprocess.Popen(
-            list(command), env=dict(environ), stdin=subprocess.DEVNULL, stdout=output, stderr=errors, cwd=cwd, start_new_session=True
+            list(command), env={**environ, MARK: self._mark.partition("=")[2]}, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, cwd=cwd, start_new_session=True
         )
         self.pidfd = os.pidfd_open(self.program.pid)
 
@@ -49,6 +53,16 @@ class Group:
             if entry.isdigit():
                 words = _stat(int(entry))
                 if words and words[0] != "Z" and words[3] == str(self.program.pid):
+                    found.append(int(entry))
+        return found
+
+    def strays(self) -> list[int]:
+        """Process numbers of those that bear our mark and are in no session of ours."""
+        mark = os.fsencode(self._mark)
+        found = []
+        for entry in os.listdir("/proc"):
+            with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+                if entry.isdigit() and mark in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
                     found.append(int(entry))
         return found
 
@@ -80,7 +94,7 @@ class Group:
 
     def end(self) -> None:
         """Kill what is left of it, each by its number, and take its exit code."""
-        while members := self.members():
+        while members := [*self.members(), *self.strays()]:
             for pid in members:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

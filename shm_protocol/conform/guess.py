@@ -39,16 +39,14 @@ def reached(request: Request, data: Data, info: Info) -> set[str]:
 
 
 def _reached_by_push(request: Request, data: Data, info: Info) -> set[str]:
-    found = {"4.10"}
+    moved = [info.tables[rows.table] for rows in data.rows] + (list(info.dense) if data.buffer is not None else [])
+    found = {"4.10", "3.21"} if any(table.storage for table in moved) else {"4.10"}
     if request.text:
         return found | {"3.7", "3.8", "3.9"}
     if request.n is None:
         found.add("3.3")
-    moved = [info.tables[rows.table] for rows in data.rows] + (list(info.dense) if data.buffer is not None else [])
     if any(table.dtype != "i64" for table in moved):
         found.add("3.5")
-    if any(table.storage for table in moved):
-        found.add("3.21")
     if data.buffer is not None:
         found.add("3.1")
     return found

@@ -71,4 +71,4 @@ class MuffledAgent(ScriptedAgent):
         assert talk.channel is not None
         self.observer.let_ring()
         talk.channel.drain_bell()
-        select.select([self.kept[0].req_fd], [], [], RING_WITHIN_S)
+        select.select([self.kept[0].req_fd], [], [], RING_WITHIN_S / 2)

@@ -152,6 +152,8 @@ class Observer(Watch):
         self.reached |= {"1.9", "1.10", "4.1", "4.2", "4.4", "4.5", "4.8", "5.1", "5.2"}
         if self.said_bye:
             self.reached.add("9.9")
+        if self.verbs[seq] == "next":
+            self.reached.add("4.14")
         if self.verbs[seq] in ("step", "push", "pull", "pushpull", "clock"):
             self.reached.add("4.6")
         if b"=" in line:
@@ -287,7 +289,7 @@ class Observer(Watch):
         """The program does nothing any more, and nobody owes it an answer; `ringing`: it sleeps in a bell that is full."""
         line = self._cmd()
         if ringing and not self.line_has_come():
-            return Breach("5.2", self.seq + 1, "it rings, and cmd holds no new line")
+            return Breach("5.2", self.seq + 1, "the bell rang before cmd had its line")
         asked = line is not None and line != self._line
         if self._empty_bell and self.lines and not asked and line is not None:
             return Breach("4.5", self.seq, f"{_shown(line)} was answered already, and came again")
@@ -306,9 +308,9 @@ class Observer(Watch):
         return Breach("5.5", self.seq, "the reply was read, but the program still waits: does it ask for more than 64 bytes?")
 
     def line_has_come(self) -> bool:
-        """Whether `cmd` holds a line that was not taken up yet."""
+        """Whether `cmd` holds a line that was not taken up yet; the same one counts if it was written anew."""
         line = self._cmd()
-        return line is not None and (line != self._line or self._again is not None or line.startswith(b"hello"))
+        return line is not None and (line != self._line or any(event.name == "cmd" for event in self._turn))
 
     def _cmd(self) -> bytes | None:
         """The line that lies in `cmd`, None if there is none."""

@@ -17,7 +17,7 @@ from ..request import Reply, Request, format_reply, parse_reply, parse_request, 
 from .faults import Script
 from .server import PlainServer
 from .watch import Watch
-from .work import Answer, Waits, Work
+from .work import SCRIPTED, Answer, Waits, Work
 
 SLOW_S = 0.2
 SETTLED = 0.25  # the part of a slow answer after which a program that waits is asleep
@@ -170,6 +170,7 @@ class Talk:
         self._store(seq, lambda: channel.set_current(seq))
         request: Request | None = None
         answer, code, scripted = Answer(), Code.OK, False
+        self.work.as_scripted = False
         try:
             request = parse_request(line)
             channel.info.check(request)
@@ -177,7 +178,7 @@ class Talk:
             refusal = self.script.fault("err", worker, seq)
             if refusal:
                 scripted = True
-                raise RequestError(Code[refusal.argument or "INTERNAL"], "the script says so")
+                raise RequestError(Code[refusal.argument or "INTERNAL"], SCRIPTED)
             answer = yield from self.work.carry_out(request)
             if request.verb == "bye":
                 self._bye(seq)
@@ -189,7 +190,7 @@ class Talk:
             if code is Code.AGAIN:
                 yield from self._answer(channel, b"", Reply(False, seq, server.finished[worker], code=code), request)
                 return
-            self.watch.refused(seq, request, line, error, scripted or code in (Code.TIMEOUT, Code.STOP) or self.work.scripted_failure)
+            self.watch.refused(seq, request, line, error, scripted or code in (Code.TIMEOUT, Code.STOP) or self.work.as_scripted)
             self._store(seq, lambda: channel.write_error(text))
         yield from self._wait(seq, code)
         if code is Code.OK and request is not None:

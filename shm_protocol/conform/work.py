@@ -23,6 +23,8 @@ from .server import PlainServer
 from .tables import Pushed
 from .watch import Watch
 
+SCRIPTED = "the script says so"
+
 Waits = Iterator[float | None]
 
 
@@ -49,12 +51,12 @@ class Work:
         self.watch = Watch()
         self.server = server
         self.script = script
-        self.scripted_failure = False
         self._channel = channel
         self._buffer = numbers.aligned(channel.reader.stored_bytes)
         self._kept_buffer = numbers.aligned(channel.reader.stored_bytes)  # a later request may lie in the other one already
         self._accepted: list[Accepted] = []
         self._failed: tuple[int, RequestError] | None = None
+        self.as_scripted = False  # what was refused last failed because the script says so
         self._offsets = [(self.server.spec.table_number(place.table.name), place) for place in server.spec.stored_layout.places]
 
     def adopted(self, channel: AgentChannel) -> None:
@@ -140,6 +142,7 @@ class Work:
                 yield self._accepted[0].due
         if self._failed is not None:
             (seq, error), self._failed = self._failed, None
+            self.as_scripted = error.text == SCRIPTED
             raise RequestError(error.code, f"push seq={seq}, accepted before, failed: {error.text}")
 
     @property
@@ -154,8 +157,7 @@ class Work:
             try:
                 failure = self.script.fault("fail", self.worker, request.seq)
                 if failure:
-                    self.scripted_failure = True
-                    raise RequestError(Code[failure.argument or "INTERNAL"], "the script says so")
+                    raise RequestError(Code[failure.argument or "INTERNAL"], SCRIPTED)
                 self._push(request, self._channel.read_kept(slot, request, self._kept_buffer))
             except RequestError as error:
                 self._failed = self._failed or (request.seq, error)

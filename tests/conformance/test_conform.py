@@ -37,9 +37,9 @@ from .languages import ENVIRONMENT, EXAMPLES, HERE, TOP, compile_c
 HANG_S = 120.0
 FAULTY = HERE / "faulty"
 AT_ONCE = 4
-#: Program -> the one sentence that it breaks, and a word of what is said about it.
+#: Program -> the one sentence that it breaks, and an expression for what is said about it.
 BREAKS = {
-    "early_bell.py": ("5.2", "before it was there"),
+    "early_bell.py": ("5.2", "the bell rang before"),
     "unflushed.py": ("5.2", "only after the bell"),
     "touches_grad.py": ("1.10", "grad was written between the bell and the reply"),
     "forgets_refused.py": ("4.5", "answered already"),
@@ -50,7 +50,7 @@ BREAKS = {
     "child_says_bye.py": ("9.9", "step 2 1"),
     "runs_alone.py": ("2.10", "as if all were well"),
     "resends.py": ("4.17", "came again"),
-    "any_reply.py": ("5.4", "SEQ"),
+    "any_reply.py": ("5.4", "SEQ|was not read"),
     "moves_param.py": ("1.9", "param was moved away"),
     "no_newline.py": ("4.2", "no newline"),
     "stop_is_an_error.py": ("6.7", "step refused: STOP"),
@@ -62,6 +62,9 @@ BREAKS = {
     "needs_a_channel.py": ("2.9", "KeyError"),
     "info_by_line.py": ("2.2", "ended with 1"),
     "any_version.py": ("2.3", "rang the bell all the same"),
+    "rows_from_one.py": ("3.16", "row 4, number 1 of table e"),
+    "old_encoding.py": ("3.18", "line 1 of gkey"),
+    "forgets_failed.py": ("4.6", "clock 1 came, worker 0 is in clock 0"),
     "append.sh": ("3.3", ">>"),
     "comma.sh": ("3.8", "LC_NUMERIC=C"),
     "reads_much.c": ("5.5", "more than 64 bytes"),
@@ -71,6 +74,24 @@ BREAKS = {
 
 def job(**more: object) -> JobSpec:
     return JobSpec("conform", 1, (TableSpec("w", (8,), dtype="f64", **more),))  # type: ignore[arg-type]
+
+
+def rows_job(**more: object) -> JobSpec:
+    """Tables of every index beside a dense one, and two pieces of input."""
+    tables = (
+        TableSpec("e", (100, 2), "sparse", optimizer="add", index="u32", batch=6), TableSpec("w", (3,), dtype="f64", optimizer="add"),
+        TableSpec("f", (0, 3), "sparse", dtype="f64", optimizer="add", index="u64", batch=5),
+        TableSpec("s", (0, 1), "sparse", dtype="i64", optimizer="add", index="str", batch=4),
+        TableSpec("h", (10, 1), "sparse", optimizer="add", index="u32", storage="f16", batch=4),
+    )  # fmt: skip
+    return JobSpec("rows", 1, tables, pieces=2)
+
+
+#: The jobs of faulty programs that need sparse tables: rows of two numbers.
+SPARSE = {
+    "rows_from_one.py": TableSpec("e", (4, 2), "sparse", dtype="f64", index="u32", batch=4),
+    "old_encoding.py": TableSpec("s", (0, 2), "sparse", dtype="f64", index="str", batch=4),
+}
 
 
 def command(*words: str, timeout_s: float = 4.0, steps: int = 0) -> Command:
@@ -110,7 +131,8 @@ def proofs(tmp_path_factory: pytest.TempPathFactory, require: Callable[[str], No
     with ThreadPoolExecutor(AT_ONCE) as pool:
         found = Proofs(pool)
         for name in dict.fromkeys(("never_reads.py", *BREAKS, "honest.py")):  # the longest one first
-            found.ask(name, prove, command(*built(name, directory)), job())
+            spec = JobSpec("conform", 1, (SPARSE[name],)) if name in SPARSE else job()
+            found.ask(name, prove, command(*built(name, directory)), spec)
         for name, (words, spec, only) in right(directory).items():
             proof = prove_driver if name.startswith("drive") else prove
             found.ask(name, proof, command(*words, timeout_s=10.0), spec, only)
@@ -128,7 +150,7 @@ def test_a_faulty_program_fails_at_the_sentence_that_it_breaks_and_no_other(name
 
     assert found.broken == (rule,), text(found, True)
     breach = next(item.breach for item in found.found if item.state == BROKEN)
-    assert breach is not None and seen in breach.seen, breach
+    assert breach is not None and re.search(seen, breach.seen), breach
 
 
 def test_a_program_that_does_everything_right_breaks_nothing(proofs: Proofs) -> None:
@@ -136,7 +158,7 @@ def test_a_program_that_does_everything_right_breaks_nothing(proofs: Proofs) -> 
 
     assert found.broken == (), text(found, True)
     reached = {item.rule.number for item in found.found if item.state == OK}
-    assert {rule for rule, _seen in BREAKS.values()} - reached == {"3.8", "4.3", "4.17"}  # it writes no text, truncates, says no t=
+    assert {rule for rule, _seen in BREAKS.values()} - reached == {"3.8", "3.16", "3.18", "4.3", "4.17"}  # no text, no rows; it truncates, and says no t=
     assert all(not outcome.hung for outcome in found.outcomes)
 
 
@@ -148,7 +170,13 @@ def test_the_programs_are_as_many_as_the_folder_holds() -> None:
 
 
 FEW = ("order", "stale", "restart", "told", "told-stop", "again", "keys")
-RIGHT = ("drive.py", "drive.c", "drive.dash", "drive.bash", "drive.R", "hello.c", "hello.py", "hello.sh", "digits.c")
+#: Rows, keys, storage, pieces, an accepted push and a limit, as `drivers/rows.*` are told.
+ROWS = (
+    "rows:e:5,99,5:1", "rows:f:7,8:100", "want:f:7,8,7", "rows:s:1,2:7", "want:s:2", "want:e:99,0,5", "step", "want:e:5", "pull", "rows:h:1:2", "step:4",
+    "next", "rows:e:1:1", "async", "timeout:200", "rows:e:2:1", "step", "timeout:0", "tick", "bye",
+)  # fmt: skip
+ROWS_CASES = ("order", "stale", "restart", "err", "keys", "alone", "timeout", "failed")
+RIGHT = ("rows.py", "rows.c", "rows.dash", "rows.R", "drive.py", "drive.c", "drive.dash", "drive.bash", "drive.R", "hello.c", "hello.py", "hello.sh", "digits.c")
 
 
 def right(directory: Path) -> dict[str, tuple[tuple[str, ...], JobSpec, tuple[str, ...]]]:
@@ -170,19 +198,27 @@ def right(directory: Path) -> dict[str, tuple[tuple[str, ...], JobSpec, tuple[st
         "hello.sh": (("sh", str(hello / "hello.sh"), "7"), small, ()),
         "digits.c": ((str(trainer), str(shard), "7", str(directory / "out.txt")), JobSpec("digits", 1, (TableSpec("w", (650,), dtype="f64"),)), ()),
     }
+    rows = {
+        "rows.py": (sys.executable, str(drivers / "rows.py")), "rows.c": (str(compile_c(directory / "rows", drivers / "rows.c", "-O1")),),
+        "rows.dash": ("dash", str(drivers / "rows.sh")), "rows.R": ("Rscript", "--vanilla", str(drivers / "rows.R")),
+    }  # fmt: skip
+    found |= {name: ((*words, *ROWS), rows_job(), ROWS_CASES if name != "rows.R" else ROWS_CASES[-2:]) for name, words in rows.items()}
     return {name: item for name, item in found.items() if shutil.which(item[0][0])}
 
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_a_client_or_a_trainer_keeps_to_every_sentence(name: str, proofs: Proofs, require: Callable[[str], None]) -> None:
-    require({"drive.R": "Rscript", "drive.dash": "dash", "drive.bash": "bash"}.get(name, "sh"))
+    require({"R": "Rscript", "dash": "dash", "bash": "bash"}.get(name.partition(".")[2], "sh"))
     found = proofs[name]
 
     assert found.broken == (), text(found, True)
     reached = {item.rule.number for item in found.found if item.state == OK}
-    assert reached >= {"1.10", "4.5", "4.6", "5.2", "5.4", "6.7"}, text(found, True)
+    assert reached >= {"1.10", "4.5", "4.6", "5.2", "5.4"}, text(found, True)
+    if name.startswith("rows"):
+        assert reached >= {"3.14" if name != "rows.dash" else "3.20", "3.16", "3.17", "3.18", "3.19", "3.21", "4.12", "4.13", "4.14", "4.16", "4.17"}
+        return
     if name.startswith("drive"):
-        assert reached >= {"6.10", "8.1", "2.2"}, text(found, True)
+        assert reached >= {"6.7", "6.10", "8.1", "2.2"}, text(found, True)
     if len(found.outcomes) > 20:
         assert reached >= {"2.3", "2.9", "2.10", "2.15", "5.7", "5.9", "5.10", "6.3", "6.8", "8.2", "9.7"}, text(found, True)
 
