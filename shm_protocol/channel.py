@@ -9,6 +9,7 @@ and a process may die between any two.  Refuses to know what a request means, an
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import time
@@ -35,6 +36,7 @@ ERR_TEXT_MAX = ctl.PAGE_BYTES - 1
 COPIED_BYTES = 1 << 20  # of a kept push at a time
 LINE_GUESS_BYTES = 256  # nearly every line is shorter, and a page read twice costs more than the rest of a bell
 
+_TAKEN = (Code.OK, Code.TIMEOUT)  # the push of such a request counts
 _COUNTER = {name: number for number, (name, _about) in enumerate(ctl.COUNTER_NAMES)}
 _CURRENT_AT = ctl.OFFSET["cur_seq"]
 _WORDS_AT = ctl.OFFSET["clock"]
@@ -136,9 +138,14 @@ class AgentChannel:
         self.files.size(name)
         self.files.write(name, 0, kept.FREE)
         offsets = dict(zip(kept.PARTS, made.offsets))
-        for part in parts:
-            bare = part.name.removesuffix(".txt")
-            self._copy(part.name, sizes[bare], name, offsets[bare])
+        try:
+            for part in parts:
+                bare = part.name.removesuffix(".txt")
+                self._copy(part.name, sizes[bare], name, offsets[bare])
+        except RequestError:
+            with contextlib.suppress(RequestError):
+                self.files.truncate(name, kept.HEAD_BYTES)  # half a copy must not keep a full file system full
+            raise
         self.files.write(name, 0, made.pack())
         self._count("kept")
 
@@ -269,7 +276,7 @@ class AgentChannel:
         self._count("requests")
         if self._next.status:
             self._count("errors")
-        elif self._pushed:
+        if self._pushed and self._next.status in _TAKEN:
             self._count("pushes")
             self._count("bytes_pushed", self._pushed)
             self._count("rows_pushed", self._rows_pushed)

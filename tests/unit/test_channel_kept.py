@@ -252,7 +252,7 @@ def test_a_slot_without_room_keeps_nothing_and_loses_nothing(monkeypatch: pytest
     real = files.write
 
     def full(name: str, offset: int, data: bytes) -> None:
-        if name == "pend.1" and offset:
+        if name == "pend.1" and offset > kept.HEAD_BYTES:  # the second file of the push
             raise RequestError(Code.NOSPC, "pend.1 cannot be written: the channel root is full")
         real(name, offset, data)
 
@@ -260,6 +260,18 @@ def test_a_slot_without_room_keeps_nothing_and_loses_nothing(monkeypatch: pytest
     with pytest.raises(RequestError, match="NOSPC"):
         agent.keep(1, parse_request(RAW.encode())._replace(seq=8))
     assert [slot for slot, _line in adopt_twin(files, INFO, 2).kept_pushes()] == [0]
+    assert len(files.contents["pend.1"]) == kept.HEAD_BYTES, "what could not be kept takes no room"
+
+
+def test_a_push_that_was_late_counts_as_taken() -> None:  # SPEC 7.14 7.15
+    files = filled(RAW)
+    agent = adopt_twin(files, INFO, 1)
+    for seq, status in ((7, Code.TIMEOUT), (8, Code.NOSPC)):
+        agent.set_current(seq)
+        agent.read_data(parse_request(RAW.encode()), buffer_of(agent))
+        agent.write_result(seq, 3, 0, status)
+        agent.set_done(seq)
+    assert (agent.counters()["pushes"], agent.counters()["rows_pushed"], agent.counters()["errors"]) == (1, 3, 2)
 
 
 def test_a_kept_push_counts_once_when_it_is_answered() -> None:  # SPEC 7.14
