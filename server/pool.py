@@ -38,7 +38,7 @@ class Pool:
         """Whether rows with so many bytes of values and state, `cost` with all that belongs to them, have room.  Raises `RequestError`."""
         if self.share and self.dense + self.used + nbytes > self.share:
             text = f"{names}: {nbytes} bytes of new rows do not fit, {self.dense + self.used} of this server's share of {self.share} are taken"
-            raise RequestError(Code.NOSPC, f"{text}; raise the job's memory_bytes, or push fewer rows")
+            raise RequestError(Code.NOSPC, f"{text}; raise the job's memory (--memory), or push fewer rows")
         if cost > self._granted:
             left = self._left() - SPARE_BYTES
             if cost > left:
