@@ -35,7 +35,7 @@ class Fetch:
         self.clock = clock
         dense = request.takes_dense
         gate = plan.gate_of(dense, [section.table for section in request.sections if section.want])
-        parts, wanted = cut_pull(plan, wants, dense, limits)
+        parts, wanted = cut_pull(plan, wants, dense, limits, stream.cuts)
         self.empty = not parts
         self.slowest = gate.slowest(clock)  # nothing is asked before
         self.gather = Gather(job, number, stream.worker, stream.gen, parts, gate.closed(clock), limits.window_bytes)

@@ -198,7 +198,7 @@ class Operation:
             if delivery.pushing:
                 assert data is not None
                 dense = data.buffer is not None
-                delivery.load(cut_push(plan, data.rows, dense, self.limits), data.buffer, data.crc)
+                delivery.load(cut_push(plan, data.rows, dense, self.limits, self.stream.cuts), data.buffer, data.crc)
             if self.pulling:
                 clock = delivery.clock + 1 if delivery.ticking else self.channel.clock  # a step reads in the clock that its tick opens
                 pushed = tuple(part.range for part in delivery.parts or ())

@@ -9,18 +9,18 @@ Works on all rows at once.  Refuses to know files, servers and requests.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..core.errors import Code, RequestError
-from ..core.keys import buckets_of, row_hashes
 from ..core.limits import MIB, Limits
 from ..shm_protocol.request import Request
 from ..shm_protocol.rows import Rows
 from ..wire import messages as m
 from ..wire.codec import U8, U64
+from .cuts import Cut, Cuts, distinct, sorting, take_keys
 from .plan import Part, Plan, Slice, Sparse, Spot
 
 GROUP_BYTES = MIB  # of values, or of row numbers, in one frame
@@ -45,15 +45,6 @@ def check_sections(plan: Plan, request: Request, names: Sequence[str]) -> None:
 # -- each row once
 
 
-def ascending(ids: NDArray[np.uint64]) -> bool:
-    """Each number above the one before it: so none comes twice."""
-    return bool(np.all(ids[1:] > ids[:-1]))
-
-
-def distinct(ids: NDArray[np.uint64]) -> bool:
-    return ascending(ids) or ascending(np.sort(ids))
-
-
 def add_up(rows: Rows, table: Sparse) -> Rows:
     """The same rows, those that come twice added up in order of their coming.  Raises `RequestError`.
 
@@ -66,10 +57,15 @@ def add_up(rows: Rows, table: Sparse) -> Rows:
     if distinct(rows.ids):
         return rows
     assert rows.values is not None
-    ids, first, home = np.unique(rows.ids, return_index=True, return_inverse=True)
+    order = sorting(rows.ids)
+    ids = rows.ids.take(order)
+    new = np.concatenate([np.ones(1, bool), ids[1:] != ids[:-1]])
+    ids, first = ids[new], order[new]
+    home = np.empty(rows.size, np.int64)
+    home[order] = np.cumsum(new) - 1
     later = np.ones(rows.size, bool)
     later[first] = False
-    sums = rows.values[first]
+    sums = rows.values.take(first, 0)
     if sums.dtype.kind == "i":
         _check_whole(sums, home[later], rows.values[later], ids, table)
     if sums.dtype.itemsize < 4:  # halves: added as singles, rounded once
@@ -107,16 +103,6 @@ def _too_large(row: int, table: Sparse) -> RequestError:
 # -- keys
 
 
-def take_keys(keys: NDArray[np.uint8], ends: NDArray[np.int64], order: NDArray[Any]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """The keys in another order: bytes and ends."""
-    starts = np.concatenate([np.zeros(1, np.int64), ends[:-1]]) if len(ends) else ends
-    lengths = (ends - starts)[order]
-    new = np.cumsum(lengths)
-    total = int(new[-1]) if len(new) else 0
-    at = np.arange(total) + np.repeat(starts[order] - (new - lengths), lengths)
-    return keys[at], new
-
-
 def _key_frame(keys: NDArray[np.uint8], ends: NDArray[np.int64], start: int, stop: int) -> NDArray[np.uint8]:
     """The u32 length of each key, then the bytes of all."""
     low = int(ends[start - 1]) if start else 0
@@ -125,21 +111,6 @@ def _key_frame(keys: NDArray[np.uint8], ends: NDArray[np.int64], start: int, sto
 
 
 # -- by bucket
-
-
-class _Cut(NamedTuple):
-    """Rows by bucket.  `order` says which row comes where, None = as they came; `ends` where each bucket's rows end."""
-
-    order: NDArray[Any] | None
-    ends: NDArray[Any]
-
-
-def _cut(ids: NDArray[np.uint64], table: Sparse) -> _Cut:
-    buckets = len(table.ranges)
-    if buckets == 1:
-        return _Cut(None, np.array([len(ids)]))
-    at = buckets_of(row_hashes(ids, table.start), buckets).astype(np.uint16)  # 16 bits are sorted by counting
-    return _Cut(np.argsort(at, kind="stable"), np.cumsum(np.bincount(at, minlength=buckets)))
 
 
 def _groups(table: Sparse, ends: NDArray[Any]) -> Iterator[tuple[int, int, int]]:
@@ -183,24 +154,22 @@ def _packed(loads: dict[int, _Load], limits: Limits) -> tuple[Part, ...]:
     )
 
 
-def cut_push(plan: Plan, rows: Sequence[Rows], dense: bool, limits: Limits) -> tuple[Part, ...]:
+def cut_push(plan: Plan, rows: Sequence[Rows], dense: bool, limits: Limits, cuts: Cuts | None = None) -> tuple[Part, ...]:
     """The parts of a push: each range's rows beside its dense blocks; a range that gets nothing has none.  Raises `RequestError`."""
+    cuts = cuts or Cuts()
     if not rows:
         return plan.parts if dense else ()
     loads = _loads(plan.parts if dense else ())
     tables = {table.number: table for table in plan.sparse.values()}
     for came in rows:
         table = tables[came.table]
-        once = add_up(came, table)
-        order, ends = _cut(once.ids, table)
-        ids, values = once.ids, once.values
+        cut = cuts.of(came, table)
+        values = add_up(came, table).values if cut.twins else came.values
         assert values is not None
-        keys, key_ends = once.keys, once.ends
-        if order is not None:
-            ids, values = ids[order], values[order]
-            if keys is not None and key_ends is not None:
-                keys, key_ends = take_keys(keys, key_ends, order)
-        for bucket, start, stop in _groups(table, ends):
+        if cut.order is not None:
+            values = values.take(cut.order, 0)
+        ids, keys, key_ends = cut.sent.ids, cut.sent.keys, cut.sent.ends
+        for bucket, start, stop in _groups(table, cut.ends):
             home = table.ranges[bucket]
             load = loads.get(home) or loads.setdefault(home, _Load(None))
             frames = [ids[start:stop], values[start:stop]]
@@ -224,32 +193,21 @@ class Wanted:
     `found` has a line for each row that is asked for.  `take` lays them out as the program wants them, None = as they are.
     """
 
-    __slots__ = ("table", "count", "take", "rows", "found")
+    __slots__ = ("table", "count", "take", "rows", "found", "ends")
 
-    def __init__(self, rows: Rows, table: Sparse) -> None:
+    def __init__(self, cut: Cut, table: Sparse) -> None:
         self.table = table
-        self.count = rows.size
-        self.take: NDArray[Any] | None = None
+        self.count = cut.came.size
+        self.take = cut.home
         self.found: NDArray[Any] | None = None
-        self.rows = rows
-        if not distinct(rows.ids):
-            ids, first, self.take = np.unique(rows.ids, return_index=True, return_inverse=True)
-            keys = () if rows.keys is None or rows.ends is None else take_keys(rows.keys, rows.ends, first)
-            self.rows = Rows(rows.table, ids, None, *keys)
+        self.rows = cut.sent
+        self.ends = cut.ends
 
     def ask(self, number: int, loads: dict[int, _Load]) -> None:
         """The questions, each to the range of its bucket; `number` names this table's rows in their spots."""
         rows, table = self.rows, self.table
-        order, ends = _cut(rows.ids, table)
         ids, keys, key_ends = rows.ids, rows.keys, rows.ends
-        if order is not None:
-            ids = ids[order]
-            if keys is not None and key_ends is not None:
-                keys, key_ends = take_keys(keys, key_ends, order)
-            place = np.empty(len(order), np.intp)
-            place[order] = np.arange(len(order))
-            self.take = place if self.take is None else place[self.take]
-        for bucket, start, stop in _groups(table, ends):
+        for bucket, start, stop in _groups(table, self.ends):
             home = table.ranges[bucket]
             load = loads.get(home) or loads.setdefault(home, _Load(None))
             load.asked.append(m.Segment(table.number, bucket, stop - start, U64, m.IDS))
@@ -281,18 +239,21 @@ class Wanted:
     def laid_out(self) -> NDArray[Any]:
         """All rows as the program wants them."""
         found = np.empty((0, self.table.width), self.table.storage) if self.found is None else self.found
-        rows = found if self.take is None else found[self.take]
+        rows = found if self.take is None else found.take(self.take, 0)
         with np.errstate(over="ignore"):
             return rows.astype(self.table.dtype, copy=False)
 
 
-def cut_pull(plan: Plan, wants: Sequence[Rows], dense: bool, limits: Limits) -> tuple[tuple[Part, ...], tuple[Wanted, ...]]:
+def cut_pull(
+    plan: Plan, wants: Sequence[Rows], dense: bool, limits: Limits, cuts: Cuts | None = None
+) -> tuple[tuple[Part, ...], tuple[Wanted, ...]]:
     """The parts of a pull, and what is wanted of each table.  Raises `RequestError`."""
     if not wants:
         return plan.parts if dense else (), ()
     loads = _loads(plan.parts if dense else ())
     tables = {table.number: table for table in plan.sparse.values()}
-    wanted = tuple(Wanted(rows, tables[rows.table]) for rows in wants)
+    cuts = cuts or Cuts()
+    wanted = tuple(Wanted(cuts.of(rows, tables[rows.table]), tables[rows.table]) for rows in wants)
     for number, one in enumerate(wanted):
         one.ask(number, loads)
     return _packed(loads, limits), wanted

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..core.effects import Send
 from ..wire import messages as m
+from .cuts import Cuts
 from .plan import Part
 from .router import Credits, Job
 
@@ -21,9 +22,10 @@ class Stream:
     """The ordered pushes of one channel, as far as this process knows them.
 
     `prev` lacks a range whose last push we cannot know: one of an earlier agent, or one that was given up unanswered.
+    `cuts` are those of its last rows.
     """
 
-    __slots__ = ("worker", "gen", "fresh", "prev", "base")
+    __slots__ = ("worker", "gen", "fresh", "prev", "base", "cuts")
 
     def __init__(self, worker: int, gen: int, fresh: bool) -> None:
         self.worker = worker
@@ -31,6 +33,7 @@ class Stream:
         self.fresh = fresh  # nothing was pushed before this process: an absent range has prev 0
         self.prev: dict[int, int] = {}
         self.base: dict[int, int] = {}  # version of the values that the program got last, per range
+        self.cuts = Cuts()
 
     def prev_of(self, range_number: int) -> int | None:
         """Seq of the last push to a range, None = ask the range."""
