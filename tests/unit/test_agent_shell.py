@@ -62,7 +62,7 @@ def start(root: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
         (root / "agent.sock").unlink(missing_ok=True)
         process = subprocess.Popen([sys.executable, "-c", START, str(root)], stderr=subprocess.PIPE, text=True)
         running.append(process)
-        until(lambda: (root / "agent.sock").exists() or process.poll() is not None)
+        until(lambda: listens(root) or process.poll() is not None)
         return process
 
     yield go
@@ -80,6 +80,12 @@ def until(done: Callable[[], bool]) -> None:
     while not done():
         assert time.monotonic() < end, "it never happened"
         time.sleep(0.005)
+
+
+def listens(root: Path) -> bool:
+    """The file is there a moment before anybody listens."""
+    with socket.socket(socket.AF_UNIX) as one:
+        return one.connect_ex(str(root / "agent.sock")) == 0
 
 
 class Peer:
