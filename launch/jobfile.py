@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..core.errors import UsageError
+from ..core.limits import Limits
 from ..core.table import unknown_key
 from .tables import NUMBER, TABLE_KEYS, Entry, parse_table
 
@@ -89,8 +90,8 @@ def _commands(
         if "command" not in entry:
             raise UsageError(f"{file_name}, [[worker]]: a worker needs a command")
         count = entry.get("count", 1)
-        if count < 1:
-            raise UsageError(f"{file_name}, [[worker]]: count = {count}; from 1 on")
+        if not 1 <= count <= Limits().workers_max:
+            raise UsageError(f"{file_name}, [[worker]]: count = {count}; from 1 to {Limits().workers_max}")
         groups.append((split_command(entry["command"], f"{file_name}, [[worker]] command"), count))
     command = split_command(written["command"], f"{file_name}, [job] command") if "command" in written else []
     if groups and command:

@@ -86,7 +86,7 @@ def table_of(entry: Entry, job: Mapping[str, Any], directory: str) -> TableSpec:
     settings = {key: values.pop(key) for key in SETTINGS if key in values}
     for key in OPTIMIZERS[optimizer]:
         if key in job:
-            if entry.where != "--table" and settings.get(key, job[key]) != job[key]:
+            if entry.where != "--table" and key in settings and settings[key] != job[key]:
                 raise UsageError(f"{where} says {key} = {settings[key]} and the job says {job[key]}: remove one of them")
             settings.setdefault(key, job[key])
 

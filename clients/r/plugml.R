@@ -481,7 +481,7 @@ plugml_row_values <- function(p, table, value, k) {
   if (length(value) != k * table$width || (is.matrix(value) && !identical(as.numeric(dim(value)), as.numeric(c(k, table$width)))))
     plugml_fail(p, "SIZE", sprintf("%.0f rows of table %s need a matrix of %.0fx%.0f, %s was given", k, table$name, k, table$width,
                                    if (is.matrix(value)) paste(dim(value), collapse = "x") else sprintf("a vector of %d", length(value))))
-  if (is.matrix(value)) value <- t(value)
+  if (is.matrix(value)) value <- base::t(value)
   if (table$dtype == "i64") plugml_whole(p, table, value) else as.double(value)
 }
 
