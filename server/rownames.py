@@ -125,6 +125,14 @@ class Names:
         found: int = kernels().other_key(keys.text, keys.ends, slots, self._text.array[:, 0], self._ends.array[:, 0])
         return found
 
+    def within(self, start: int, stop: int, most_bytes: int, each: int) -> int:
+        """Where to end before `stop`, so that the keys from slot `start` on, and `each` bytes more a row, are not more than that."""
+        if start >= stop:
+            return stop
+        begin = int(self._ends.array[start - 1, 0]) if start else 0
+        sizes = self._ends.array[start:stop, 0] - begin + each * np.arange(1, stop - start + 1)
+        return start + max(1, int(np.searchsorted(sizes, most_bytes, side="right")))
+
     def keys(self, start: int, stop: int) -> Keys:
         """A copy of the keys in these slots."""
         if stop <= start:

@@ -26,6 +26,7 @@ from .rownames import NAME_BYTES, Array, Ids, Keys, Names, Slots, kernels
 
 _STEPS_BYTES = 4
 _END_BYTES = 8  # of a key
+_ID_BYTES, _LENGTH_BYTES = 8, 4  # of a row's number and of its key's length in an answer
 
 
 class Step(NamedTuple):
@@ -177,9 +178,11 @@ class Rows:
         """Rows from slot `cursor` on, of at most so many bytes but at least one, and the slot to go on at, 0 = no more."""
         values = self._values.array if kept is None else kept.values
         count = self.count if kept is None else len(kept.exists)
-        stop = min(count, cursor + max(1, most_bytes // (self.row_bytes + 8)))
+        stop = min(count, cursor + max(1, most_bytes // (self.row_bytes + _ID_BYTES)))
         if cursor >= stop:
             cursor = stop
+        if self.strings:
+            stop = self.names.within(cursor, stop, most_bytes, self.row_bytes + _ID_BYTES + _LENGTH_BYTES)
         exists = self._steps.array[cursor:stop, 0] > 0 if kept is None else kept.exists[cursor:stop]
         positions = np.flatnonzero(exists)
         ids = self.names.ids[cursor:stop][positions]
