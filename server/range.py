@@ -101,6 +101,8 @@ class RangeMachine:
             if staged and components[0].clock > self.closed + 1:
                 return []  # too early to keep: the agent sends it again, when the clocks before it may have closed
             self._check(components, staged)
+            if len(components) > 1:
+                _check_sum(components, holders)
             scalars = self._scalars(components, holders)
             prepared = self.contents.prepare(load, scalars)
         except RequestError as refusal:
@@ -151,8 +153,6 @@ class RangeMachine:
         """Whether the push may be taken at all, its numbers aside.  Raises `RequestError`."""
         if self.failed:
             raise RequestError(Code.NONFINITE, self.failed)
-        if len(components) > 1 and len({component[4:] for component in components}) > 1:
-            raise RequestError(Code.RANGE, "a sum of pushes of different clocks or weights; send each alone")
         for component in components:
             self._check_component(component, staged)
 
@@ -364,6 +364,16 @@ class RangeMachine:
         """Equal on all copies at an equal log position."""
         state = (self.version, self.closed, self.claim, sorted(self.rows.items()), self._staging.pushes())
         return crc32(repr(state).encode(), self.contents.digest())
+
+
+def _check_sum(components: Sequence[m.Component], holders: Sequence[Holder]) -> None:
+    """Whether several pushes may come as their sum, which has to do what they would do alone.  Raises `RequestError`."""
+    if len({component[4:] for component in components}) > 1:
+        raise RequestError(Code.RANGE, "a sum of pushes of different clocks or weights; send each alone")
+    for holder in holders:
+        if not holder.staged and not holder.kernel.linear:
+            name, optimizer = holder.spec.name, holder.spec.optimizer
+            raise RequestError(Code.RANGE, f"table {name!r} makes a step of {optimizer} with each push (ASP, SSP); send each alone, not their sum")
 
 
 def _fenced(worker: int, gen: int, newest: int) -> RequestError:

@@ -58,6 +58,7 @@ class Adam(NamedTuple):
     name: str = "adam"
     slots: int = 2
     counts: bool = True
+    linear: bool = False
     hidden: tuple[int, ...] = (1,)
 
     def scalars(self, table: TableSpec, share: float, lr_factor: float) -> tuple[float, ...]:
@@ -77,6 +78,7 @@ class AdamW(NamedTuple):
     name: str = "adamw"
     slots: int = 2
     counts: bool = True
+    linear: bool = False
     hidden: tuple[int, ...] = (1,)
 
     def scalars(self, table: TableSpec, share: float, lr_factor: float) -> tuple[float, ...]:

@@ -37,6 +37,7 @@ class Momentum(NamedTuple):
     name: str = "momentum"
     slots: int = 1
     counts: bool = False
+    linear: bool = False
     hidden: tuple[int, ...] = ()  # lr x infinity is never finite
 
     def scalars(self, table: TableSpec, share: float, lr_factor: float) -> tuple[float, ...]:
@@ -57,6 +58,7 @@ class Nesterov(NamedTuple):
     name: str = "nesterov"
     slots: int = 1
     counts: bool = False
+    linear: bool = False
     hidden: tuple[int, ...] = ()
 
     def scalars(self, table: TableSpec, share: float, lr_factor: float) -> tuple[float, ...]:

@@ -51,6 +51,32 @@ def test_a_sum_counts_as_its_parts_would(model: str, combine: str) -> None:
     assert found[0][0] == {"sum": 12.0, "mean": 4.0}[combine]
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw", "add", "assign"])
+@pytest.mark.parametrize("model", ["asp", "bsp"])
+def test_a_sum_is_taken_where_it_does_what_its_parts_do_alone(optimizer: str, model: str) -> None:
+    """Steps at once by an optimizer with a memory, or by `assign`, are not what one step with the sum is."""
+    found = []
+    for together in (True, False):
+        there = box(table("n", 1, "f64", optimizer), sparse_table(width=1, dtype="f64", optimizer=optimizer), workers=2, consistency=model)
+        before = there.servers["s0.1"].digest()
+        if together:
+            there.push_sum({"n": [6.0]}, [part(0), part(1)], rows={"e": {4: [6.0]}})
+        else:
+            there.push({"n": [4.0]}, 0, rows={"e": {4: [4.0]}})
+            there.push({"n": [2.0]}, 1, rows={"e": {4: [2.0]}})
+        refusals = there.take(m.Refuse)
+        if refusals:
+            assert together and model == "asp" and optimizer not in ("sgd", "add")
+            assert [(refusal.worker, Code(refusal.code)) for refusal in refusals] == [(0, Code.RANGE), (1, Code.RANGE)]
+            assert f"a step of {optimizer} with each push" in refusals[0].text
+            assert there.servers["s0.1"].digest() == before
+            return
+        for worker in range(2):
+            there.tick(0, worker)
+        found.append((there.values("n")[0], there.row(4)[0]))
+    assert found[0] == pytest.approx(found[1], rel=1e-12)
+
+
 def test_a_sum_of_unequal_parts_or_clocks_is_refused_for_each() -> None:
     there = box(NUMBER, workers=3)
     for parts in ([part(0), part(1, weight=2.0)], [part(0), part(1, clock=1)], [part(0), part(4097)]):
