@@ -22,6 +22,7 @@ from ..core.clock import BSP
 from ..core.effects import Log, Send
 from ..core.errors import Code, PeerError
 from ..core.job import JobSpec
+from ..core.kinds import WHOLE_OPTIMIZERS
 from ..core.limits import Limits
 from ..wire import messages as m
 from .members import Member, Members
@@ -56,6 +57,7 @@ class ClockMachine:
         self._workers_max = limits.workers_max
         self._closes = any(spec.consistency_of(table).model == BSP for table in spec.tables)
         self._tables = len(spec.tables)
+        self._gradients = frozenset(number for number, table in enumerate(spec.tables) if table.optimizer not in WHOLE_OPTIMIZERS)
         self._offers = any(table.init in ("program", "file") for table in spec.tables)
         self._ticks: dict[int, dict[int, tuple[int, Weights]]] = {}  # clock -> worker -> (gen that ticked, weights)
         self._claim = 0  # number of the last claim
@@ -142,8 +144,12 @@ class ClockMachine:
         return member
 
     def _compare(self, member: Member, tick: m.Tick) -> None:
-        """Has somebody else pushed the same bytes, clock after clock?  The agents of both are told."""
-        pair = self.twins.note(tick.worker, tick.clock, tick.crc, self.members.slowest)
+        """Has somebody else pushed the same bytes, clock after clock?  The agents of both are told.
+
+        Counts and finished values (add, assign) may well be equal: a clock without a gradient is not compared.
+        """
+        crc = tick.crc if any(table in self._gradients for table, _ in tick.weights) else 0
+        pair = self.twins.note(tick.worker, tick.clock, crc, self.members.slowest)
         if pair is None:
             return
         told = m.Twins(self.job, self.epoch, self.token, *pair)

@@ -202,7 +202,7 @@ def twins(found: list[Any]) -> list[tuple[str, m.Twins]]:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_agents_of_twins_are_told(model: str) -> None:
-    tower = Tower(spec_of(3, model))
+    tower = Tower(job(workers=3, consistency=model))
     told: list[tuple[str, m.Twins]] = []
     for clock in range(20):
         for worker in range(3):
@@ -214,7 +214,7 @@ def test_the_agents_of_twins_are_told(model: str) -> None:
 
 
 def test_one_agent_of_both_is_told_once_and_repeats_say_nothing() -> None:
-    tower = Tower(spec_of(2, "asp"))
+    tower = Tower(job(workers=2, consistency="asp"))
     told = []
     for clock in range(10):
         for worker in (0, 1, 1, 0):
@@ -223,7 +223,7 @@ def test_one_agent_of_both_is_told_once_and_repeats_say_nothing() -> None:
 
 
 def test_a_worker_that_has_left_is_nobodys_twin() -> None:
-    tower = Tower(spec_of(2, "asp"))
+    tower = Tower(job(workers=2, consistency="asp"))
     for clock in range(15):
         tower.tick(clock, 0, crc=clock + 1)
     tower.say(m.Leave, 15, "bye", worker=0)
