@@ -94,6 +94,11 @@ class JobSpec:
         return Layout.of(self.tables, stored=True)
 
     @property
+    def dense_bytes(self) -> int:
+        """Of the dense tables' values and optimizer state on all servers together."""
+        return sum(table.held_bytes for table in self.tables if table.kind == "dense")
+
+    @property
     def lr_full(self) -> float:
         """What `lr_scale` multiplies each lr with once the warm-up is over."""
         return {"none": 1.0, "linear": float(self.workers), "sqrt": math.sqrt(self.workers)}[self.lr_scale]

@@ -258,6 +258,11 @@ class TableSpec:
         itemsize = self.storage_dtype.itemsize
         return itemsize + STATE_ARRAYS.get(self.optimizer, 0) * max(4, itemsize)
 
+    @property
+    def held_bytes(self) -> int:
+        """Of a dense table on the servers, its optimizer's state with it."""
+        return self.count * self.held_itemsize
+
     # -- sparse tables
 
     @property

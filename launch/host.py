@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..core.errors import PlugmlError, RootError, UsageError, WorldError
-from ..core.kinds import STATE_ARRAYS
 from ..core.table import TableSpec
 from ..shm_protocol.create import bytes_of
 from . import words
@@ -189,7 +188,7 @@ def room(plan: RunPlan, root: Path) -> Room:
 
 def stored_bytes(table: TableSpec) -> int:
     """Of a dense table's values and their optimizer's state, on all servers together; a sparse one begins with nothing."""
-    return table.stored_bytes * (1 + STATE_ARRAYS.get(table.optimizer, 0)) if table.kind == "dense" else 0
+    return table.held_bytes if table.kind == "dense" else 0
 
 
 def check_space(room: Room, plan: RunPlan) -> None:

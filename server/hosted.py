@@ -63,10 +63,16 @@ class Hosted:
                     self.pool, self._limits, item.epoch, new.token,
                 )  # fmt: skip
             held.epoch, held.token = item.epoch, new.token
-        self.nbytes = self.pool.dense = sum(held.blocks.nbytes for held in self.ranges.values())
-        servers = {item.primary for item in new.ranges.values()} - {""}
-        self.pool.share = -(-new.spec.memory_bytes // max(1, len(servers)))
+        self.nbytes = sum(held.blocks.nbytes for held in self.ranges.values())
+        self.pool.share = self._share() if new.spec.memory_bytes else None
         self._place_clock(new)
+
+    def _share(self) -> int:
+        """Bytes of the job's memory that rows may take here: of what its dense tables leave, the part of the buckets here."""
+        whole = sum(map(len, self._buckets.values()))
+        here = sum(len(self._buckets.get(number, ())) for number in self.ranges)
+        rest = max(0, self.spec.memory_bytes - self.spec.dense_bytes)
+        return rest * here // max(1, whole)
 
     def _place_clock(self, new: JobMap) -> None:
         server, epoch = self.keeper
@@ -97,6 +103,11 @@ class Hosted:
 
     def refuse_if_full(self, room_bytes: int, name: str) -> None:
         """A model that does not fit is refused when it comes, not by the system when it is half trained."""
+        most, dense = self.spec.memory_bytes, self.spec.dense_bytes
+        if 0 < most < dense:
+            text = f"job {self.spec.name!r} may take {most} bytes of the servers' memory, and its dense tables need {dense} for values and optimizers"
+            self.refusal = (Code.NOSPC, f"{text}; raise the job's memory (--memory), or make the tables smaller")
+            return
         if self.nbytes <= room_bytes:
             return
         text = f"job {self.spec.name!r} needs {self.nbytes} bytes on server {name}, which has {max(0, room_bytes)} left"

@@ -26,8 +26,7 @@ class Pool:
     """
 
     def __init__(self, left: Callable[[], int]) -> None:
-        self.share = 0  # most bytes of values and state on this server, dense tables too; 0 = no bound
-        self.dense = 0  # bytes of them that the dense tables have
+        self.share: int | None = None  # most bytes of values and state of the rows on this server; None = no bound
         self.used = 0
         self.taken = 0
         self._left = left
@@ -36,8 +35,8 @@ class Pool:
 
     def admit(self, nbytes: int, cost: int, names: str) -> None:
         """Whether rows with so many bytes of values and state, `cost` with all that belongs to them, have room.  Raises `RequestError`."""
-        if self.share and self.dense + self.used + nbytes > self.share:
-            text = f"{names}: {nbytes} bytes of new rows do not fit, {self.dense + self.used} of this server's share of {self.share} are taken"
+        if self.share is not None and self.used + nbytes > self.share:
+            text = f"{names}: {nbytes} bytes of new rows do not fit, {self.used} of this server's share of {self.share} are taken"
             raise RequestError(Code.NOSPC, f"{text}; raise the job's memory (--memory), or push fewer rows")
         if cost > self._granted:
             left = self._left() - SPARE_BYTES

@@ -26,14 +26,14 @@ def rows_of(count: int, first: int = 0) -> dict[str, Any]:
 
 @pytest.mark.parametrize("model", ["asp", "bsp"])
 def test_rows_beyond_the_jobs_share_are_refused_and_nothing_of_the_push_is_applied(model: str) -> None:
-    """f64 x 2 with one state array: 32 bytes a row; 24 of the dense table count too."""
+    """f64 x 2 with one state array: 32 bytes a row; the 24 of the dense table are taken off beforehand."""
     there = Box(job(sparse_table(dtype="f64", optimizer="momentum"), table("w", 3, "f64"), consistency=model, memory_bytes=24 + 4 * 32))
     there.push({}, seq=1, rows=rows_of(3))
     there.take()
     before = there.servers["s0.1"].digest()
     there.push({"w": [1, 1, 1]}, seq=2, rows=rows_of(3, first=2))
     ((code, text),) = refused(there)
-    assert code == "NOSPC" and "table 'e': 64 bytes of new rows do not fit, 120 of this server's share of 152" in text
+    assert code == "NOSPC" and "table 'e': 64 bytes of new rows do not fit, 96 of this server's share of 128 are taken" in text
     assert there.servers["s0.1"].digest() == before
     there.push({"w": [1, 1, 1]}, seq=2, rows=rows_of(2, first=2))
     there.push({}, seq=3, rows=rows_of(4))
@@ -58,9 +58,36 @@ def test_workers_that_push_the_same_new_rows_take_the_room_once() -> None:
 
 
 def test_each_server_has_its_share() -> None:
-    there = Box(job(sparse_table(dtype="f64", buckets=4), memory_bytes=101), ("s0.1", "s1.1"), 4)
-    assert [machine.jobs[1].pool.share for machine in there.servers.values()] == [51, 51]
-    assert Box(job(sparse_table())).servers["s0.1"].jobs[1].pool.share == 0
+    """As many buckets of a hundred as it has; what the dense tables need is nobody's."""
+    for count in (0, 30):
+        dense = (table("w", count, "f64"),) if count else ()
+        there = Box(job(sparse_table(dtype="f64", buckets=16), *dense, memory_bytes=100 + 8 * count), ("s0.1", "s1.1", "s2.1"), 16)
+        jobs = [machine.jobs[1] for machine in there.servers.values()]
+        held = [sum(len(held.contents.buckets.held) for held in hosted.ranges.values()) for hosted in jobs]
+        assert [hosted.pool.share for hosted in jobs] == [100 * here // 16 for here in held] and sum(held) == 16
+    assert Box(job(sparse_table())).servers["s0.1"].jobs[1].pool.share is None
+
+
+def test_a_job_whose_dense_tables_leave_nothing_gets_no_row() -> None:
+    there = Box(job(sparse_table(), table("w", 3, "f64"), memory_bytes=24))
+    there.push({"w": [1, 1, 1]}, rows=rows_of(1))
+    assert [code for code, _ in refused(there)] == ["NOSPC"]
+    there.push({"w": [1, 1, 1]})
+    assert there.take(m.PushAck)
+
+
+@pytest.mark.parametrize("storage, need", [("f64", 3 * 24), ("f16", 3 * 10)])
+def test_dense_tables_beyond_the_jobs_memory_are_refused_when_the_job_comes(storage: str, need: int) -> None:
+    """Adam keeps two arrays of state, never in half precision.  A standing cluster is asked by any agent: no launcher has looked."""
+    spec = job(table("w", 3, "f64", "adam", storage=storage), memory_bytes=need - 1)
+    there = Box(spec, ("s0.1", "s1.1"), 16)
+    (end,) = {item.message.reason for item in there.heard if isinstance(item.message, m.JobEnd)}
+    assert f"may take {need - 1} bytes of the servers' memory, and its dense tables need {need} for" in end and "--memory" in end
+    there.push({"w": [1, 1, 1]})
+    assert refused(there) == [("NOSPC", end)]
+    there = Box(job(table("w", 3, "f64", "adam", storage=storage), memory_bytes=need))
+    there.push({"w": [1, 1, 1]})
+    assert there.take(m.PushAck)
 
 
 def test_a_host_without_room_refuses_rows_and_keeps_serving() -> None:
