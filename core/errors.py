@@ -52,7 +52,7 @@ MEANINGS: dict[Code, Meaning] = {
     Code.VERSION: Meaning("Program and agent speak different versions of the channel.", "Install the client that belongs to this plugml."),
     Code.PERM: Meaning("A file of the channel has another owner, type or mode than it must have.", "Let only the program and its agent touch the channel."),
     Code.GONE: Meaning("The agent is gone for good; whether the last request was carried out is unknown.", "End the program; run it again from the last checkpoint."),
-    Code.NOSPC: Meaning("The in-memory file system is full.", "Free space in the channel root or make it larger."),
+    Code.NOSPC: Meaning("There is no room: in the channel root, on a server, or in the job's memory.", "Make room where the text says, or ask for less."),
     Code.COLLIDE: Meaning("Two string keys have the same hash; nothing was applied.", "Rename one of the two keys that the text names."),
     Code.STOP: Meaning("The job's stop rule has fired.", "End the training loop normally."),
     Code.INTERNAL: Meaning("plugml itself failed.", "Please report the text with the log of the agent."),

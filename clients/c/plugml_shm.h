@@ -64,7 +64,7 @@
     X(9, VERSION, "Program and agent speak different versions of the channel.", "Install the client that belongs to this plugml.") \
     X(10, PERM, "A file of the channel has another owner, type or mode than it must have.", "Let only the program and its agent touch the channel.") \
     X(11, GONE, "The agent is gone for good; whether the last request was carried out is unknown.", "End the program; run it again from the last checkpoint.") \
-    X(12, NOSPC, "The in-memory file system is full.", "Free space in the channel root or make it larger.") \
+    X(12, NOSPC, "There is no room: in the channel root, on a server, or in the job's memory.", "Make room where the text says, or ask for less.") \
     X(13, COLLIDE, "Two string keys have the same hash; nothing was applied.", "Rename one of the two keys that the text names.") \
     X(14, STOP, "The job's stop rule has fired.", "End the training loop normally.") \
     X(15, INTERNAL, "plugml itself failed.", "Please report the text with the log of the agent.") \

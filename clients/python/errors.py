@@ -68,7 +68,7 @@ MEANINGS: dict[Code, tuple[str, str]] = {
         "The agent is gone for good; whether the last request was carried out is unknown.",
         "End the program; run it again from the last checkpoint.",
     ),
-    Code.NOSPC: ("The in-memory file system is full.", "Free space in the channel root or make it larger."),
+    Code.NOSPC: ("There is no room: in the channel root, on a server, or in the job's memory.", "Make room where the text says, or ask for less."),
     Code.COLLIDE: (
         "Two string keys have the same hash; nothing was applied.",
         "Rename one of the two keys that the text names.",
