@@ -28,6 +28,7 @@ class Blocks:
         self.number = number
         self.places = {(piece.table, piece.block.number): Place(job, piece) for piece in pieces}
         self.nbytes = sum(place.nbytes for place in self.places.values())
+        self.values_bytes = sum(place.wire_bytes for place in self.places.values())
         self._memory = memory
         self._kept: list[dict[Place, Array]] = []  # values that snapshots hold
 

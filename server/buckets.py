@@ -63,6 +63,11 @@ class Buckets:
         """Rows here."""
         return sum(rows.count for rows in self.held.values())
 
+    @property
+    def values_bytes(self) -> int:
+        """Of the rows here, their state aside."""
+        return sum(rows.count * rows.row_bytes for rows in self.held.values())
+
     def read(self, carried: Carried, with_values: bool) -> list[Group]:
         """The rows of a message."""
         return read_groups(self.held, self.number, carried, with_values) if carried else []

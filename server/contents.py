@@ -68,6 +68,7 @@ NOTHING = Load([], [])
 class Snapshot(NamedTuple):
     blocks: dict[Place, Array]
     rows: dict[Rows, Kept]
+    nbytes: int  # of all values in it
 
 
 class Contents:
@@ -79,6 +80,7 @@ class Contents:
         self.buckets = Buckets(job, number, buckets, memory, pool)
         self.kept: dict[int, Snapshot | None] = {}  # by clock; None where there was no memory for it
         self._every = job.snapshot_every
+        self._pool = pool
 
     # -- messages
 
@@ -153,15 +155,27 @@ class Contents:
         """So many clocks are closed: keep what there is, if this is one to keep.  The newest two are kept."""
         if not self._every or clocks % self._every:
             return
-        try:
-            rows = self.buckets.keep()
-            self.kept[clocks] = Snapshot(self.blocks.keep(), rows)
-        except MemoryError:
-            self.kept[clocks] = None
-        while len(self.kept) > SNAPSHOTS_KEPT:
+        spared = 0
+        if len(self.kept) == SNAPSHOTS_KEPT:
             old = self.kept.pop(next(iter(self.kept)))
             if old is not None:
                 self.blocks.let_go(old.blocks)
+                spared = old.nbytes
+        self.kept[clocks] = self._snapped(spared)
+
+    def _snapped(self, spared: int) -> Snapshot | None:
+        """What there is now; None where there is no memory for it beyond the `spared` bytes that have just come free.
+
+        Blocks cost theirs only when they are stepped again, but a step that finds no memory then would end the job.
+        """
+        nbytes = self.blocks.values_bytes + self.buckets.values_bytes
+        if not self._pool.spare(nbytes - spared):
+            return None
+        try:
+            rows = self.buckets.keep()
+            return Snapshot(self.blocks.keep(), rows, nbytes)
+        except MemoryError:
+            return None
 
     def show_kept(self, at: int, closed: int, segments: Sequence[Segment]) -> tuple[tuple[Segment, ...], tuple[Array, ...]]:
         """Blocks as they were when `at` clocks were closed."""

@@ -1,4 +1,4 @@
-"""What the sparse tables of one job share on one server: the bytes that they may take, and working memory.
+"""What the tables of one job share on one server: the bytes that rows and snapshots may take, and working memory.
 
 Knows neither rows nor ranges.
 """
@@ -38,12 +38,26 @@ class Pool:
         if self.share is not None and self.used + nbytes > self.share:
             text = f"{names}: {nbytes} bytes of new rows do not fit, {self.used} of this server's share of {self.share} are taken"
             raise RequestError(Code.NOSPC, f"{text}; raise the job's memory (--memory), or push fewer rows")
+        left = self._missed(cost)
+        if left is not None:
+            text = f"{names}: new rows need {cost} bytes of memory, the server has {left} left"
+            raise RequestError(Code.NOSPC, f"{text}; add servers, or push fewer rows")
+
+    def spare(self, cost: int) -> bool:
+        """Whether the host has so many bytes for a copy; they are taken then."""
+        if cost > 0 and self._missed(cost) is not None:
+            return False
+        self._granted -= max(0, cost)
+        return True
+
+    def _missed(self, cost: int) -> int | None:
+        """None if the host has so many bytes, else how many it has."""
         if cost > self._granted:
             left = self._left() - SPARE_BYTES
             if cost > left:
-                text = f"{names}: new rows need {cost} bytes of memory, the server has {max(0, left)} left"
-                raise RequestError(Code.NOSPC, f"{text}; add servers, or push fewer rows")
+                return max(0, left)
             self._granted = max(cost, min(left, ASKED_BYTES))
+        return None
 
     def take(self, nbytes: int, cost: int) -> None:
         """They are there now."""

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from plugml.core.errors import Code
+from plugml.core.limits import MIB
+from plugml.server.pool import SPARE_BYTES
 from plugml.server.rows import Rows
 from plugml.wire import messages as m
 from tests.scenario.kit import Box, job, seen, table
@@ -123,6 +125,28 @@ def test_no_memory_for_a_snapshot_does_not_end_the_training(monkeypatch: pytest.
     for clock in (2, 3):
         step(there, clock, {1: [1.0]})
     assert kept(there, 4)[1] == {1: 4.0}
+
+
+def test_a_host_without_room_for_a_copy_keeps_none_and_training_goes_on() -> None:
+    """Values of 8 MiB: a snapshot is theirs alone until they are stepped, and the host has no room for others then."""
+    left = [SPARE_BYTES + 16 * MIB]
+    made = job(table("w", MIB, "f64", "add", block_bytes=MIB), sparse_table(width=1, dtype="f64", optimizer="add"), snapshot_every=1)
+    there = Box(made, room=lambda: left[0])
+    ones, rows = np.ones(MIB), {"e": {1: [1.0]}}
+    for clock in range(4):
+        left[0] = SPARE_BYTES + (MIB if clock == 1 else 16 * MIB)
+        there.push({"w": ones}, seq=clock + 1, clock=clock, rows=rows)
+        there.tick(clock)
+        assert len(there.take(m.PushAck)) == 1
+        held = there.servers["s0.1"].jobs[1].ranges[0].contents
+        there.scan(at=clock + 1)
+        assert codes(there) == ({"NOSPC"} if clock == 1 else set())
+    assert [clock for clock, snapshot in held.kept.items() if snapshot is not None] == [3, 4]
+    left[0] = 0
+    there.push({"w": ones}, seq=5, clock=4, rows=rows)
+    there.tick(4)
+    assert held.kept[5] is not None, "the snapshot that it follows has left as much room as it takes"
+    assert there.values("w")[0] == there.row(1)[0] == 5.0
 
 
 def test_a_pull_of_a_snapshot_asks_for_blocks_alone() -> None:
