@@ -53,7 +53,7 @@ class RangeMachine:
         self.claim = 0  # of the first values that were taken
         self.streams = Streams()
         self.shares = Shares(spec.workers)
-        self.failed = ""  # why nothing can go on
+        self.failure: RequestError | None = None  # why nothing can go on
         self._limits = limits
         self._staging = Staging()
         self._parking = Parking(limits.parked_max)
@@ -151,8 +151,8 @@ class RangeMachine:
 
     def _check(self, components: Sequence[m.Component], staged: bool) -> None:
         """Whether the push may be taken at all, its numbers aside.  Raises `RequestError`."""
-        if self.failed:
-            raise RequestError(Code.NONFINITE, self.failed)
+        if self.failure is not None:
+            raise RequestError(self.failure.code, self.failure.text)
         for component in components:
             self._check_component(component, staged)
 
@@ -168,7 +168,7 @@ class RangeMachine:
         if component.clock < self.closed:
             raise RequestError(Code.SEQ, f"clock {component.clock} is closed already; {self.closed} is the next one to close")
         most = self._limits.staged_max
-        if self._staging.count(component.clock, component.worker) >= most:
+        if self._staging.count(component) >= most:
             text = f"worker {component.worker} pushed more than {most} times in clock {component.clock}"
             raise RequestError(Code.RANGE, f"{text}; end the clock more often, or add the pushes up before sending them")
 
@@ -226,7 +226,7 @@ class RangeMachine:
 
     def _on_close(self, sender: str, close: m.Close) -> Effects:
         """Close exactly the next clock: an earlier one is a repeat, a later one comes again."""
-        if close.clock != self.closed or self.failed:
+        if close.clock != self.closed or self.failure is not None:
             return []
 
         plan = self._staging.plan(close.clock, close.members)
@@ -234,7 +234,7 @@ class RangeMachine:
         try:
             prepared = self.contents.close(plan, dict(close.totals), scalars)
         except RequestError as refusal:
-            return self._fail(f"clock {close.clock} cannot be closed: {refusal.text}")
+            return self._fail(RequestError(refusal.code, f"clock {close.clock} cannot be closed: {refusal.text}"))
         stepped = {place.table for place, _ in prepared.news} | {step.rows.table for step in prepared.steps}
         self.log.append(close, tuple(item for item in scalars.items() if item[0] in stepped))
         self._commit(prepared)
@@ -247,12 +247,11 @@ class RangeMachine:
         self._commit(_NO_CHANGE)
         return self._fence_parked()
 
-    def _fail(self, reason: str) -> Effects:
+    def _fail(self, failure: RequestError) -> Effects:
         """The values stay as they were, whoever waits is told, and the job ends with the reason."""
-        self.failed = reason
-        refusal = RequestError(Code.NONFINITE, reason)
+        self.failure = failure
         waiting = self._parking.take_if(lambda pull: True)
-        return [JobFailed(self.job, reason), *(Send(sender, self._refuse_pull(refusal, pull)) for sender, pull in waiting)]
+        return [JobFailed(self.job, failure.text), *(Send(sender, self._refuse_pull(failure, pull)) for sender, pull in waiting)]
 
     # -- pulls
 
@@ -266,8 +265,8 @@ class RangeMachine:
             row_gen, last = self.rows.get(pull.worker, (0, 0))
             if pull.gen < row_gen:
                 effects.append(Send(sender, self._refuse_pull(_fenced(pull.worker, pull.gen, row_gen), pull)))
-            elif self.failed:
-                effects.append(Send(sender, self._refuse_pull(RequestError(Code.NONFINITE, self.failed), pull)))
+            elif self.failure is not None:
+                effects.append(Send(sender, self._refuse_pull(self.failure, pull)))
             elif pull.after > (last if pull.gen == row_gen else 0):
                 self._parking.park(sender, pull, for_push=True)
             elif pull.closed > self.closed:

@@ -30,24 +30,24 @@ class Plan(NamedTuple):
 
 
 class Staging:
-    """Bounded by whoever adds: at most two clocks, and so many pushes of a worker in each."""
+    """Bounded by whoever adds: at most two clocks, and so many pushes of an incarnation in each."""
 
     def __init__(self) -> None:
         self._clocks: dict[int, dict[int, list[Staged]]] = {}  # a sum of several workers stands under the lowest
-        self._counts: dict[int, dict[int, int]] = {}
+        self._counts: dict[int, dict[tuple[int, int], int]] = {}  # clock -> stream -> pushes
 
     def add(self, staged: Staged) -> None:
         clock = staged.components[0].clock
-        workers = [component.worker for component in staged.components]
-        self._clocks.setdefault(clock, {}).setdefault(min(workers), []).append(staged)
+        streams = [component[:2] for component in staged.components]
+        self._clocks.setdefault(clock, {}).setdefault(min(streams)[0], []).append(staged)
         counts = self._counts.setdefault(clock, {})
-        for worker in workers:
-            counts[worker] = counts.get(worker, 0) + 1
+        for stream in streams:
+            counts[stream] = counts.get(stream, 0) + 1
 
-    def count(self, clock: int, worker: int) -> int:
-        """Pushes of the worker that wait for this clock, as one of several too."""
-        counts = self._counts.get(clock)
-        return counts.get(worker, 0) if counts else 0
+    def count(self, component: Component) -> int:
+        """Pushes of its stream that wait for the same clock, as one of several too; not those of incarnations before it."""
+        counts = self._counts.get(component.clock)
+        return counts.get(component[:2], 0) if counts else 0
 
     def row_bytes(self, clock: int) -> int:
         """Bytes of rows that a close of this clock has to add up."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from plugml.core.errors import Code
 from plugml.core.job import JobSpec
 from plugml.core.limits import Limits
+from plugml.server.memory import Memory
 from plugml.wire import messages as m
 from tests.scenario.kit import Box, job, seen, table
 
@@ -380,6 +381,37 @@ def test_too_many_pushes_in_one_clock_are_refused() -> None:
     for seq in range(1, 6):
         there.push({"n": [1, 1, 1]}, seq=seq, prev=min(seq - 1, 3))
     assert code_of(there.take(m.Refuse)) == ["RANGE"] * 2
+
+
+def test_what_an_incarnation_pushed_before_it_died_does_not_count_against_the_next_one() -> None:
+    there = box(job(COUNT), limits=Limits(staged_max=3))
+    for gen in (1, 2, 3):
+        there.clock(m.Join, gen=gen)
+        for seq in range(1, 4):
+            there.push({"n": [1, 1, 1]}, gen=gen, seq=seq)
+    assert not there.take(m.Refuse)
+    there.push({"n": [1, 1, 1]}, gen=3, seq=4)
+    assert code_of(there.take(m.Refuse)) == ["RANGE"]
+    there.tick(0, gen=3)
+    assert there.values("n").tolist() == [3, 3, 3]
+
+
+def test_a_close_without_memory_ends_the_job_with_that_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = box(job(COUNT))
+
+    def take(*wanted: object) -> Any:
+        raise MemoryError
+
+    there.push({"n": [1, 1, 1]})
+    there.pull(closed=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Memory, "take", take)
+        there.tick(0)
+    (reason,) = [item.message.reason for item in there.heard if isinstance(item.message, m.JobEnd)]
+    assert "clock 0 cannot be closed: the server has no memory left" in reason
+    there.push({"n": [1, 1, 1]}, seq=2, clock=1)
+    there.pull(request=2)
+    assert [(Code(refusal.code).name, refusal.text) for refusal in there.take(m.Refuse)] == [("NOSPC", reason)] * 3
 
 
 def test_late_and_doubled_closes_change_nothing() -> None:
