@@ -14,6 +14,8 @@ from .table import COMBINES, Layout, TableSpec, check_name, choose_block_bytes, 
 ON_WORKER_LOSS = ("wait", "shrink", "stop")
 LR_SCALES = ("none", "linear", "sqrt")
 BELLS = ("fifo", "sem")
+#: The number behind the last piece says on the wire that there is none (messages.NO_PIECE).
+PIECES_MAX = (1 << 32) - 1
 #: Whole numbers of a job beside `workers`, each from 0 to 2^62; 0 = none.
 _NUMBERS = ("lr_warmup", "memory_bytes", "snapshot_every", "stop_clock", "pieces", "passes")
 #: A job's document travels inside a job's map, whose message has at most 64 KiB.
@@ -74,8 +76,9 @@ class JobSpec:
             raise unknown_key(self.bell, BELLS, f"job {self.name!r}, bell")
         for key in _NUMBERS:
             value = getattr(self, key)
-            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 1 << 62:
-                raise UsageError(f"job {self.name!r}: {key} = {shown(value)}; a whole number from 0 on")
+            most = PIECES_MAX if key == "pieces" else 1 << 62
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+                raise UsageError(f"job {self.name!r}: {key} = {shown(value)}; a whole number from 0 to {most}")
         if not isinstance(self.settings, dict):
             raise UsageError(f"job {self.name!r}: settings is no mapping")
         nbytes = packed_bytes(self.to_document())

@@ -12,6 +12,7 @@ from plugml.core.errors import UsageError
 from plugml.core.job import DOCUMENT_BYTES_MAX, JobSpec, packed_bytes
 from plugml.core.limits import Limits
 from plugml.core.table import TableSpec
+from plugml.wire.messages import NO_PIECE
 from tests.fuzz.messages import DOCUMENTS
 
 W = TableSpec("w", (10, 64))
@@ -100,3 +101,11 @@ def test_blocks_are_chosen_for_the_servers_where_the_user_has_not() -> None:
 def test_packed_bytes_is_what_msgpack_needs_or_more(document: dict[str, Any]) -> None:
     real = len(msgpack.packb(document))
     assert real <= packed_bytes(document, depth=100) <= 5 * real
+
+
+def test_the_number_of_the_last_piece_is_never_the_one_that_says_there_is_none() -> None:
+    assert JobSpec("j", 1, (W,), pieces=NO_PIECE, passes=1 << 62).pieces - 1 < NO_PIECE
+    with pytest.raises(UsageError, match=r"pieces = 4294967296; a whole number from 0 to 4294967295"):
+        JobSpec("j", 1, (W,), pieces=NO_PIECE + 1)
+    with pytest.raises(UsageError, match=r"passes = -1; a whole number from 0 to 4611686018427387904"):
+        JobSpec("j", 1, (W,), passes=-1)
