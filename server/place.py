@@ -19,6 +19,8 @@ from .optimizers import KERNELS, Mix, advance, working
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+_ROUNDED = 1.0 + 1e-9  # sums of the same weights in another order differ by less
+
 
 class State(NamedTuple):
     """What a block holds.  Its arrays are never changed, only replaced, all together."""
@@ -167,5 +169,9 @@ class Parts:
         self.beyond += strange * weight
 
     def total(self, totals: Mapping[int, float], table: int) -> float:
-        """What a mean divides by."""
-        return totals[table] + self.beyond if table in totals else self.pushed
+        """What a mean divides by: never less than what was pushed here.
+
+        A push that another server has refused is not in its worker's word, and its part is here all the same.
+        """
+        told = totals.get(table, 0.0) + self.beyond
+        return self.pushed if self.pushed > told * _ROUNDED else told
