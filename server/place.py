@@ -148,16 +148,18 @@ News = list[tuple[Place, State]]  # what blocks will hold
 class Parts:
     """What one block has to combine at a close, in the order of the sum.
 
-    `pushed` weighs all pushes in them, and `beyond` those of them that no member's weight counts.
+    `pushed` weighs all pushes in them, and `beyond` those of them that no member's weight counts.  Not each push of a sum need
+    have touched this block: `least` weighs one of each entry.
     """
 
-    __slots__ = ("arrays", "weights", "pushed", "beyond")
+    __slots__ = ("arrays", "weights", "pushed", "beyond", "least")
 
     def __init__(self) -> None:
         self.arrays: list[Array] = []
         self.weights: list[float] = []
         self.pushed = 0.0
         self.beyond = 0.0
+        self.least = 0.0
 
     def add(self, array: Array, weight: float) -> None:
         self.arrays.append(array)
@@ -167,11 +169,12 @@ class Parts:
         """An entry holds so many pushes of this weight, `strange` ones of those who are no members."""
         self.pushed += pushes * weight
         self.beyond += strange * weight
+        self.least += weight
 
     def total(self, totals: Mapping[int, float], table: int) -> float:
-        """What a mean divides by: never less than what was pushed here.
+        """What a mean divides by: never less than what was surely pushed here.
 
         A push that another server has refused is not in its worker's word, and its part is here all the same.
         """
-        told = totals.get(table, 0.0) + self.beyond
-        return self.pushed if self.pushed > told * _ROUNDED else told
+        told = totals[table] + self.beyond if table in totals else self.pushed
+        return self.least if self.least > told * _ROUNDED else told

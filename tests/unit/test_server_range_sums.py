@@ -117,6 +117,14 @@ def test_a_mean_is_not_divided_by_less_than_was_pushed(retried: bool) -> None:
     assert there.values("n")[0] == there.row(4)[0] == 6.0
 
 
+def test_a_sum_of_which_one_worker_alone_pushed_to_a_table_weighs_what_its_tick_says() -> None:
+    there = box(NUMBER, sparse_table(width=1, dtype="f64", optimizer="add"), workers=2)
+    there.push_sum({"n": [6.0]}, [part(0), part(1)], rows={"e": {4: [6.0]}})
+    there.clock(m.Tick, 0, ((0, 1.0),), worker=0)
+    there.clock(m.Tick, 0, ((1, 1.0),), worker=1)
+    assert there.values("n")[0] == there.row(4)[0] == 6.0
+
+
 def test_a_sum_of_strangers_alone_is_dropped() -> None:
     there = box(NUMBER, sparse_table(width=1, dtype="f64", optimizer="add"), workers=3)
     there.push_sum({"n": [30.0]}, [part(1), part(2)], rows={"e": {4: [30.0]}})
