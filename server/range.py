@@ -370,8 +370,8 @@ def _check_sum(components: Sequence[m.Component], holders: Sequence[Holder]) -> 
     if len({component[4:] for component in components}) > 1:
         raise RequestError(Code.RANGE, "a sum of pushes of different clocks or weights; send each alone")
     for holder in holders:
-        if not holder.staged and not holder.kernel.linear:
-            name, optimizer = holder.spec.name, holder.spec.optimizer
+        name, optimizer = holder.spec.name, holder.spec.optimizer
+        if not holder.staged and (holder.kernel.slots or optimizer == "assign"):  # two steps are not one with their sum
             raise RequestError(Code.RANGE, f"table {name!r} makes a step of {optimizer} with each push (ASP, SSP); send each alone, not their sum")
 
 

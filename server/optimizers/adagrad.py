@@ -19,7 +19,6 @@ class Adagrad(NamedTuple):
     name: str = "adagrad"
     slots: int = 1
     counts: bool = False
-    linear: bool = False
     hidden: tuple[int, ...] = (0,)
 
     def scalars(self, table: TableSpec, share: float, lr_factor: float) -> tuple[float, ...]:

@@ -58,7 +58,6 @@ class Adam(NamedTuple):
     name: str = "adam"
     slots: int = 2
     counts: bool = True
-    linear: bool = False
     hidden: tuple[int, ...] = (1,)
 
     def scalars(self, table: TableSpec, share: float, lr_factor: float) -> tuple[float, ...]:
@@ -78,7 +77,6 @@ class AdamW(NamedTuple):
     name: str = "adamw"
     slots: int = 2
     counts: bool = True
-    linear: bool = False
     hidden: tuple[int, ...] = (1,)
 
     def scalars(self, table: TableSpec, share: float, lr_factor: float) -> tuple[float, ...]:

@@ -15,7 +15,6 @@ class Add(NamedTuple):
     name: str = "add"
     slots: int = 0
     counts: bool = False
-    linear: bool = True
     hidden: tuple[int, ...] = ()
 
     def scalars(self, table: TableSpec, share: float, lr_factor: float) -> tuple[float, ...]:

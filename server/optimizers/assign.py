@@ -19,7 +19,6 @@ class Assign(NamedTuple):
     name: str = "assign"
     slots: int = 0
     counts: bool = False
-    linear: bool = False
     hidden: tuple[int, ...] = ()
 
     def scalars(self, table: TableSpec, share: float, lr_factor: float) -> tuple[float, ...]:

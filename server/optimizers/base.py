@@ -58,8 +58,7 @@ class Kernel(Protocol):
     """One optimizer.
 
     `slots` counts its state arrays, each as long as the values and zero before the first step.  `counts`: it has to know
-    the number of the step.  `linear`: two steps are one with the sum of their updates.  `hidden` names the slots of which
-    an infinity would not show in the values.
+    the number of the step.  `hidden` names the slots of which an infinity would not show in the values.
     """
 
     @property
@@ -70,9 +69,6 @@ class Kernel(Protocol):
 
     @property
     def counts(self) -> bool: ...
-
-    @property
-    def linear(self) -> bool: ...
 
     @property
     def hidden(self) -> tuple[int, ...]: ...

@@ -37,7 +37,6 @@ class Momentum(NamedTuple):
     name: str = "momentum"
     slots: int = 1
     counts: bool = False
-    linear: bool = False
     hidden: tuple[int, ...] = ()  # lr x infinity is never finite
 
     def scalars(self, table: TableSpec, share: float, lr_factor: float) -> tuple[float, ...]:
@@ -58,7 +57,6 @@ class Nesterov(NamedTuple):
     name: str = "nesterov"
     slots: int = 1
     counts: bool = False
-    linear: bool = False
     hidden: tuple[int, ...] = ()
 
     def scalars(self, table: TableSpec, share: float, lr_factor: float) -> tuple[float, ...]:

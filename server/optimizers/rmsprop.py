@@ -24,7 +24,6 @@ class RmsProp(NamedTuple):
     name: str = "rmsprop"
     slots: int = 1
     counts: bool = False
-    linear: bool = False
     hidden: tuple[int, ...] = (0,)
 
     def scalars(self, table: TableSpec, share: float, lr_factor: float) -> tuple[float, ...]:
