@@ -19,8 +19,6 @@ from .optimizers import KERNELS, Mix, advance, working
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_ROUNDED = 1.0 + 1e-9  # sums of the same weights in another order differ by less
-
 
 class State(NamedTuple):
     """What a block holds.  Its arrays are never changed, only replaced, all together."""
@@ -148,18 +146,16 @@ News = list[tuple[Place, State]]  # what blocks will hold
 class Parts:
     """What one block has to combine at a close, in the order of the sum.
 
-    `pushed` weighs all pushes in them, and `beyond` those of them that no member's weight counts.  Not each push of a sum need
-    have touched this block: `least` weighs one of each entry.
+    `pushed` weighs all pushes in them, and `beyond` those of them that no member's weight counts.
     """
 
-    __slots__ = ("arrays", "weights", "pushed", "beyond", "least")
+    __slots__ = ("arrays", "weights", "pushed", "beyond")
 
     def __init__(self) -> None:
         self.arrays: list[Array] = []
         self.weights: list[float] = []
         self.pushed = 0.0
         self.beyond = 0.0
-        self.least = 0.0
 
     def add(self, array: Array, weight: float) -> None:
         self.arrays.append(array)
@@ -169,12 +165,7 @@ class Parts:
         """An entry holds so many pushes of this weight, `strange` ones of those who are no members."""
         self.pushed += pushes * weight
         self.beyond += strange * weight
-        self.least += weight
 
     def total(self, totals: Mapping[int, float], table: int) -> float:
-        """What a mean divides by: never less than what was surely pushed here.
-
-        A push that another server has refused is not in its worker's word, and its part is here all the same.
-        """
-        told = totals[table] + self.beyond if table in totals else self.pushed
-        return self.least if self.least > told * _ROUNDED else told
+        """What a mean divides by."""
+        return totals[table] + self.beyond if table in totals else self.pushed

@@ -104,19 +104,6 @@ def test_a_part_that_no_member_weighs_comes_on_top_of_the_total() -> None:
     assert there.values("n")[0] == there.row(4)[0] == 10.0
 
 
-@pytest.mark.parametrize("retried", [False, True])
-def test_a_mean_is_not_divided_by_less_than_was_pushed(retried: bool) -> None:
-    """Another server has refused a part of worker 0's first push, so that its tick does not count it; it may have tried anew."""
-    there = box(NUMBER, sparse_table(width=1, dtype="f64", optimizer="add"), workers=2)
-    there.push({"n": [6.0]}, 0, rows={"e": {4: [6.0]}})
-    if retried:
-        there.push({"n": [6.0]}, 0, seq=2, rows={"e": {4: [6.0]}})
-    there.push({"n": [6.0]}, 1, rows={"e": {4: [6.0]}})
-    there.clock(m.Tick, 0, ((0, 1.0), (1, 1.0)) if retried else (), worker=0)
-    there.clock(m.Tick, 0, ((0, 1.0), (1, 1.0)), worker=1)
-    assert there.values("n")[0] == there.row(4)[0] == 6.0
-
-
 def test_a_sum_of_which_one_worker_alone_pushed_to_a_table_weighs_what_its_tick_says() -> None:
     there = box(NUMBER, sparse_table(width=1, dtype="f64", optimizer="add"), workers=2)
     there.push_sum({"n": [6.0]}, [part(0), part(1)], rows={"e": {4: [6.0]}})
