@@ -33,7 +33,7 @@ class Place:
 
     __slots__ = (
         "table", "spec", "dtype", "state_dtype", "block", "seed", "kernel", "staged", "mean", "segment", "wire_bytes", "nbytes", "state",
-        "_job", "_full",
+        "_job", "_full", "_entered",
     )  # fmt: skip
 
     def __init__(self, job: JobSpec, piece: Piece) -> None:
@@ -51,6 +51,7 @@ class Place:
         self.wire_bytes = piece.stored_nbytes  # of the values alone
         self.nbytes = self.wire_bytes + self.kernel.slots * count * self.state_dtype.itemsize
         self.state: State | None = None
+        self._entered = False  # an entry has given it its state, not just somebody's look at the first values
         self._job = job
         self._full = self.kernel.scalars(self.spec, 1.0, job.lr_full)
 
@@ -117,7 +118,7 @@ class Place:
 
     def replace(self, new: State, memory: Memory) -> None:
         """Make it visible."""
-        old, self.state = self.state, new
+        old, self.state, self._entered = self.state, new, True
         if old is not None:
             _give((old.values, *old.slots), memory)
 
@@ -126,8 +127,8 @@ class Place:
         _give((new.values, *new.slots), memory)
 
     def digest(self, total: int) -> int:
-        """A checksum over values and state, begun at `total`."""
-        if self.state is None:
+        """A checksum over what entries have made of it, begun at `total`: who has looked at first values changes nothing."""
+        if self.state is None or not self._entered:
             return total
         for array in (self.state.values, *self.state.slots):
             total = crc32(array.data, total)

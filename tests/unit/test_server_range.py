@@ -396,6 +396,21 @@ def test_what_an_incarnation_pushed_before_it_died_does_not_count_against_the_ne
     assert there.values("n").tolist() == [3, 3, 3]
 
 
+def test_looking_at_first_values_is_no_change() -> None:
+    """Copies at one log position have one digest, whoever has pulled from which."""
+    there = box(job(table("w", 4, init="normal")))
+    machine = there.servers["s0.1"]
+    before = machine.digest()
+    there.pull()
+    assert len(there.take(m.Values)) == 1 and machine.digest() == before
+    there.push({"w": [0, 0, 0, 0]})
+    there.tick(0)
+    assert machine.jobs[1].ranges[0].contents.digest() != 0
+    after = machine.digest()
+    there.pull()
+    assert machine.digest() == after != before
+
+
 def test_a_close_without_memory_ends_the_job_with_that_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     there = box(job(COUNT))
 
