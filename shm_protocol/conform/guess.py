@@ -81,7 +81,8 @@ def foreign_numbers(data: Data, info: Info) -> str:
 
 
 def _whole_foreign(values: NDArray[Any], swapped: NDArray[Any]) -> bool:
-    return bool((np.abs(swapped.astype(np.float64)) < _WHOLE_TAME).all() and (np.abs(values.astype(np.float64)) > _WHOLE_WILD).all())
+    own, other = (np.abs(array.astype(np.float64)) for array in (values, swapped))
+    return bool((other < _WHOLE_TAME).all() and np.median(own) > _WHOLE_WILD)
 
 
 def _float_foreign(values: NDArray[Any], swapped: NDArray[Any]) -> bool:
