@@ -73,6 +73,7 @@ class Observer(Watch):
         self._turn: list[Event] = []  # what the program has done since the last answer
         self._early: list[Event] = []  # and what while the agent had the files
         self._sent = self._own_end = unread(self._rep)
+        self._own_seq = 0
         self._seeded = self._sent
         self._fatal: Code | None = None
         self._again: bytes | None = None
@@ -271,7 +272,9 @@ class Observer(Watch):
         self.news += 1
         if reply is None:
             return
-        self._own_end = self._sent
+        if reply.seq != self._own_seq or not reply.seq or self._again is not None:
+            self._own_end = self._sent  # a repeat after an agent's death may come when the program has read the first one
+        self._own_seq = reply.seq
         self.owes = False
         self.answered += 1
         self.last_code = reply.code

@@ -196,7 +196,7 @@ def test_a_restarted_worker_gets_its_piece_again() -> None:
 
 
 def test_workers_that_push_the_same_are_told_once_per_doubling() -> None:
-    world, programs = plugged(2)
+    world, programs = plugged(2, table={"optimizer": "sgd"})
     for number in range(1, 46):
         for program in programs:
             program.begin("step", number * ONES)
@@ -208,7 +208,7 @@ def test_workers_that_push_the_same_are_told_once_per_doubling() -> None:
 
 def test_workers_that_differ_or_push_zeros_are_no_twins() -> None:
     for grads in ([ONES, 2 * ONES], [0 * ONES, 0 * ONES]):
-        world, programs = plugged(2)
+        world, programs = plugged(2, table={"optimizer": "sgd"})
         for _ in range(15):
             for program, grad in zip(programs, grads, strict=True):
                 program.begin("step", grad)
