@@ -89,6 +89,7 @@ class Program:
             return
         except Failed as error:
             self.alive = False
+            self.ledger.input.died(self.stream)  # its launcher will say that it is lost: what it held comes back
             self.world.note(f"w{self.stream[0]}", "FAILED", str(error))
             self.ended(self, str(error))
             return
