@@ -49,18 +49,24 @@ class ScriptedAgent:
     ) -> None:
         self.spec = spec
         self.script = Script(faults)
-        self._own_root = root is None
-        self.root = root or Path(tempfile.mkdtemp(prefix=f"plugml-fake-{os.getpid()}-", dir="/dev/shm"))
         self.infos = [Info.of(spec, worker, gen, boot_id(), clock, number=1) for worker in range(spec.workers)]
         self.server = PlainServer(spec, self.infos[0])
         self.server.finished = [clock] * spec.workers
         self.server.closed = clock
-        self.kept: list[Channel] = [create_channel(self.root, info) for info in self.infos]
-        self._root_fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
-        self.talks = [
-            Talk(worker, kept, adopt(self._root_fd, kept.name, agent_number()), self.server, self.script)
-            for worker, kept in enumerate(self.kept)
-        ]
+        self._own_root = root is None
+        self.root = root or Path(tempfile.mkdtemp(prefix=f"plugml-fake-{os.getpid()}-", dir="/dev/shm"))
+        self.kept: list[Channel] = []
+        self._root_fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for info in self.infos:
+                self.kept.append(create_channel(self.root, info))
+            self.talks = [
+                Talk(worker, kept, adopt(self._root_fd, kept.name, agent_number()), self.server, self.script)
+                for worker, kept in enumerate(self.kept)
+            ]
+        except BaseException:
+            self._remove()
+            raise
         self.deaths = 0
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._poll = select.epoll()
@@ -96,12 +102,16 @@ class ScriptedAgent:
         for channel in self.channels:
             if channel is not None:
                 channel.close()
+        self._poll.close()
+        for fd in (self._wake_r, self._wake_w):
+            os.close(fd)
+        self._remove()
+
+    def _remove(self) -> None:
         for kept in self.kept:
             kept.close()
             remove_channel(self._root_fd, kept.name)  # the script may have let go of it without that
-        self._poll.close()
-        for fd in (self._root_fd, self._wake_r, self._wake_w):
-            os.close(fd)
+        os.close(self._root_fd)
         if self._own_root:
             shutil.rmtree(self.root)
 

@@ -320,6 +320,7 @@ def test_a_program_that_hangs_is_ended_with_all_its_children(capsys: pytest.Capt
     assert "BROKEN       5.1" in out and "no bell rang" in out
 
 
+@pytest.mark.usefixtures("no_leaks")
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

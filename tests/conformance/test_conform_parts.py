@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from plugml.shm_protocol.conform.group import Group
 from plugml.shm_protocol.conform.refusals import rule_of_line, rule_of_request
 from plugml.shm_protocol.conform.server import PlainServer
 from plugml.shm_protocol.conform.tables import Pushed
+from plugml.shm_protocol.conform.watch import Watch
 from plugml.shm_protocol.info import Info
 from plugml.shm_protocol.reading import Data
 from plugml.shm_protocol.request import Request, parse_request
@@ -203,6 +205,7 @@ def test_pieces_are_handed_out_in_turns_and_the_same_request_gets_the_same() -> 
     assert [plain.next_piece(0, seq) for seq in (1, 1, 2, 3, 4, 5, 6)] == [(0, 0), (0, 0), (0, 1), (1, 0), (1, 1), None, None]
 
 
+@pytest.mark.usefixtures("no_leaks")
 def test_what_the_plain_server_does_not_know_is_refused() -> None:
     for more in ({"optimizer": "adam"}, {"init": "normal"}):
         with pytest.raises(UsageError, match="scripted agent knows"):
@@ -268,15 +271,23 @@ def test_one_script_can_be_played_by_hand(tmp_path: Path, capfd: pytest.CaptureF
     assert "restart@S:K" in done.stdout
 
 
+class Onlooker(Watch):
+    def __init__(self) -> None:
+        self.read_it = threading.Event()
+
+    def waiting(self, seq: int) -> None:
+        self.read_it.set()
+
+
 def test_a_request_that_was_touched_is_remarked() -> None:
-    agent = FakeAgent(JobSpec("touch", 1, TABLES[:1]), ["slow@1:0.2"])
+    agent, onlooker = FakeAgent(JobSpec("touch", 1, TABLES[:1]), ["slow@1:0.4"]), Onlooker()
+    agent.attend(onlooker)
     with agent:
         program = Program(agent.kept[0].directory, agent.environment())
         program.push([1.0, 2.0, 3.0, 4.0])
         program.write("step 1 0\n")
         program.ring()
-        while not agent.lines[0]:
-            pass
+        assert onlooker.read_it.wait(60)
         program.push([0.0] * 4)
         assert program.reply().ok
         program.close()
