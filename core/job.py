@@ -14,6 +14,8 @@ from .table import COMBINES, Layout, TableSpec, check_name, choose_block_bytes, 
 ON_WORKER_LOSS = ("wait", "shrink", "stop")
 LR_SCALES = ("none", "linear", "sqrt")
 BELLS = ("fifo", "sem")
+ON_LOST = ("stop", "restore")
+COPIES_MAX = 3
 #: The number behind the last piece says on the wire that there is none (messages.NO_PIECE).
 PIECES_MAX = (1 << 32) - 1
 #: Whole numbers of a job beside `workers`, each from 0 to 2^62; 0 = none.
@@ -44,6 +46,9 @@ class JobSpec:
     stop_clock: int = 0  # all workers end when they have finished so many clocks
     pieces: int = 0  # of input, handed out by `next`
     passes: int = 0  # over the pieces; 0 = 1
+    copies: int = 0  # of every range, on servers of their own; 0 = 2 where there are two servers, else 1
+    min_insync: int = 1  # copies that have to hold a push before it is acked; with fewer the range waits
+    on_lost: str = "stop"  # when every copy of a range is lost: stop, or restore from the last checkpoint
 
     def __post_init__(self) -> None:
         check_name(self.name, "job name")
@@ -67,6 +72,7 @@ class JobSpec:
             raise UsageError(f"job {self.name!r}: max_restarts = {shown(self.max_restarts)}; a whole number from 0 to 2^31 - 1")
         if self.on_worker_loss not in ON_WORKER_LOSS:
             raise unknown_key(self.on_worker_loss, ON_WORKER_LOSS, f"job {self.name!r}, on_worker_loss")
+        self._check_copies()
         Consistency.parse(self.consistency)
         for table in self.tables:
             self.consistency_of(table)
@@ -85,6 +91,16 @@ class JobSpec:
         if nbytes > DOCUMENT_BYTES_MAX:
             remedy = "use fewer tables, shorter names or fewer settings"
             raise UsageError(f"job {self.name!r}: its description has {nbytes} bytes, at most {DOCUMENT_BYTES_MAX}; {remedy}")
+
+    def _check_copies(self) -> None:
+        for key, low in (("copies", 0), ("min_insync", 1)):
+            value = getattr(self, key)
+            if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= COPIES_MAX:
+                raise UsageError(f"job {self.name!r}: {key} = {shown(value)}; a whole number from {low} to {COPIES_MAX}")
+        if self.copies and self.min_insync > self.copies:
+            raise UsageError(f"job {self.name!r}: min_insync = {self.min_insync} of {self.copies} copies: there are never so many")
+        if self.on_lost not in ON_LOST:
+            raise unknown_key(self.on_lost, ON_LOST, f"job {self.name!r}, on_lost")
 
     @property
     def layout(self) -> Layout:
@@ -144,12 +160,17 @@ class JobSpec:
                 tables.append(table.with_block_bytes(block_bytes))
         return replace(self, tables=tuple(tables))
 
+    def with_copies(self, servers: int) -> JobSpec:
+        """The same job with the number of copies chosen for so many servers."""
+        return self if self.copies else replace(self, copies=max(self.min_insync, min(2, servers)))
+
     def to_document(self) -> dict[str, Any]:
         return {
             "name": self.name, "workers": self.workers, "tables": [table.to_document() for table in self.tables],
             "seed": self.seed, "consistency": self.consistency, "combine": self.combine,
             "max_restarts": self.max_restarts, "on_worker_loss": self.on_worker_loss, "settings": dict(self.settings),
-            "lr_scale": self.lr_scale, "bell": self.bell, **{key: getattr(self, key) for key in _NUMBERS},
+            "lr_scale": self.lr_scale, "bell": self.bell, "copies": self.copies, "min_insync": self.min_insync,
+            "on_lost": self.on_lost, **{key: getattr(self, key) for key in _NUMBERS},
         }  # fmt: skip
 
     @classmethod

@@ -19,10 +19,16 @@ STATES = (RUNNING, FINISHED, FAILED, STOPPED, LOST)
 
 
 class Assignment(NamedTuple):
-    """One range of a job: the fence and the replicas, primary first (node names, so a restarted process is another)."""
+    """One range of a job: the fence and its copies (node names, so a restarted process is another).
+
+    `replicas` are in sync, the primary first: a push is acked when each of them holds it.  `learner` is being filled, ""
+    = nobody; `born` is the epoch in which it was named: a node that is named again forgets what it holds.
+    """
 
     epoch: int
     replicas: tuple[str, ...]
+    learner: str = ""
+    born: int = 0
 
     @property
     def primary(self) -> str:
@@ -64,7 +70,9 @@ class JobMap(NamedTuple):
         return {
             "number": self.number, "token": self.token, "spec": self.spec.to_document(), "state": self.state,
             "reason": self.reason, "ring_ranges": self.ring_ranges,
-            "ranges": [[number, item.epoch, list(item.replicas)] for number, item in sorted(self.ranges.items())],
+            "ranges": [
+                [number, item.epoch, list(item.replicas), item.learner, item.born] for number, item in sorted(self.ranges.items())
+            ],
             "endpoints": dict(self.endpoints), "gens": [list(pair) for pair in sorted(self.gens.items())],
         }  # fmt: skip
 
@@ -85,8 +93,8 @@ class JobMap(NamedTuple):
             if sum(table.block_count for table in spec.tables if table.kind == "dense") > BLOCKS_MAX:
                 raise ValueError(f"more than {BLOCKS_MAX} blocks")
             ranges = {
-                _whole(number, ring_ranges - 1): Assignment(_whole(epoch), tuple(_text(name) for name in _items(replicas)))
-                for number, epoch, replicas in _items(document["ranges"])
+                _whole(number, ring_ranges - 1): _assignment(epoch, replicas, learner, born)
+                for number, epoch, replicas, learner, born in _items(document["ranges"])
             }
             gens = {_whole(worker): _whole(gen) for worker, gen in _items(document["gens"])}
             endpoints = {_text(name): _text(endpoint) for name, endpoint in document["endpoints"].items()}
@@ -94,6 +102,13 @@ class JobMap(NamedTuple):
             return cls(number, token, spec, document["state"], _text(document["reason"]), ring_ranges, ranges, endpoints, gens)
         except (AttributeError, KeyError, TypeError, ValueError, UsageError) as error:
             raise PeerError(f"no job map: {error}") from error
+
+
+def _assignment(epoch: Any, replicas: Any, learner: Any, born: Any) -> Assignment:
+    held = tuple(_text(name) for name in _items(replicas))
+    if len(set(held)) != len(held) or (learner and learner in held):
+        raise ValueError(f"a range has a copy twice on one server: {held}, learner {shown(learner)}")
+    return Assignment(_whole(epoch), held, _text(learner), _whole(born))
 
 
 def _whole(value: Any, most: int = (1 << 32) - 1) -> int:

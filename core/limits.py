@@ -48,6 +48,16 @@ class Limits:
     staged_max: int = _limit(1_024, 1_024, 1_024)  # pushes of one worker in one clock (BSP), each kept until the close
     closes_max: int = _limit(1_024, 2, 64)  # clocks that a worker may be ahead of the last one all ranges closed
     turn_bytes: int = _limit(2 * MIB, 256, 64 * KIB)  # of values that one event may step, so that answers flow meanwhile
+    # -- copies
+    replicate_us: int = _limit(50 * MS, 10 * MS, 100 * MS)  # what a backup has not acked is sent again after this
+    replicate_bytes: int = _limit(4 * MIB, 512, 64 * KIB)  # of entries sent again to one backup at once
+    behind_bytes_max: int = _limit(64 * MIB, 4 * KIB, 1 * MIB)  # of entries that a backup has not acked: then it is dropped
+    behind_us_max: int = _limit(3 * SECOND, 1 * SECOND, 6 * SECOND)  # the same for the oldest of them
+    copy_part_bytes: int = _limit(1 * MIB, 128, 4 * KIB)  # of a copy in one message
+    copy_parts: int = _limit(4, 1, 4)  # of a copy asked for at once
+    copy_bytes_a_second: int = _limit(200 * MIB, 64 * KIB, 16 * MIB)  # that one learner asks for
+    marks_us: int = _limit(1 * SECOND, 50 * MS, 200 * MS)  # digests of copies are compared as often as this
+    learners_max: int = _limit(2, 1, 2)  # ranges that one server is filled with at a time
     # -- ring
     ranges: int = _limit(256, 4, 16)  # Q: a power of two, fixed for the life of a cluster
     points: int = _limit(64, 4, 16)  # V: positions of one server on the ring
@@ -65,6 +75,8 @@ class Limits:
     jobs_max: int = _limit(1_024, 1_024, 1_024)
     nodes_max: int = _limit(1_024, 1_024, 1_024)
     # -- master
+    leader_beat_us: int = _limit(500 * MS, 100 * MS, 500 * MS)  # the leading master writes its beat as often as this
+    leader_dead_us: int = _limit(2_500 * MS, 1 * SECOND, 2_500 * MS)  # no change of it for so long: another takes over
     state_bytes_max: int = _limit(1 * MIB, 1 * MIB, 1 * MIB)  # the stored document: written whole at each change
     jobs_kept: int = _limit(64, 2, 8)  # ended jobs that are remembered, beside those that run
     dead_kept: int = _limit(64, 2, 8)  # dead nodes that are remembered, for `status`
@@ -81,5 +93,6 @@ def drawn(draw: Callable[[int, int], int]) -> Limits:
     for power in ("ranges", "block_bytes_max", "block_bytes_min"):
         values[power] = 1 << (values[power].bit_length() - 1)
     values["suspect_us"] = max(values["suspect_us"], 2 * values["beat_us"])
+    values["leader_dead_us"] = max(values["leader_dead_us"], 4 * values["leader_beat_us"])
     values["dead_us"] = max(values["dead_us"], 2 * values["suspect_us"])
     return Limits(**values)

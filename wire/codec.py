@@ -1,7 +1,8 @@
 """Messages to frames and back.  Refuses whatever is not exactly a message; allocates nothing before it has checked.
 
 One head frame, then a frame per segment that travels by value.  Small messages to one node may follow each other in
-one multipart, head and payload behind head and payload.
+one multipart, head and payload behind head and payload.  A log entry (Replicate) carries another message whole: behind
+its own head come the frames of that one, passed on as they were received.
 
     head     0  "PLGM"                    28  token      u64   map version
              4  version u8 = 1            36  request    u64
@@ -48,9 +49,10 @@ _NO_CRC = bytes(_CRC.size)
 #: Kinds of number that only travel: row numbers, and bytes of keys.
 U64, U8 = 16, 17
 ITEMSIZE = {**{code: STORAGES[name].itemsize for code, name in DTYPE_NAMES.items()}, U64: 8, U8: 1}
-_KINDS = (m.BLOCK, m.ROWS, m.IDS, m.KEYS)
+_KINDS = (m.BLOCK, m.ROWS, m.IDS, m.KEYS, m.RAW)
 _CARRIES = (m.BY_VALUE, m.ABSENT, m.BY_REFERENCE)
 _CODES = frozenset(Code)
+_VERSION_AT = 7  # of the head's nine numbers, word `a`: the position of a Replicate's entry, 0 = it has none
 _PLAIN = ("job", "range", "epoch", "worker", "gen", "token", "request")
 _LIMITS = Limits()
 _HEAD_MAX = (
@@ -74,6 +76,7 @@ class Shape(NamedTuple):
     segments_at: int
     payload_at: int  # -1 = no payload frames; else they are required
     code_at: int  # position of a field `code` among the head's nine numbers
+    entry_at: int  # position of a message that follows behind this one's head, -1 = has none
     body: tuple[tuple[str, Check], ...]
 
 
@@ -81,7 +84,7 @@ def _shape(number: int, cls: type[Any], a: str = "", b: str = "") -> Shape:
     names: tuple[str, ...] = cls._fields
     hints = get_type_hints(cls)
     words = (*_PLAIN, a, b)
-    records = ("components", "segments", "payload")
+    records = ("components", "segments", "payload", "entry")
     body = tuple(name for name in names if name not in words and name not in records)
 
     absent = {name: len(names) for name in words} | {"range": len(names) + 1}
@@ -92,7 +95,7 @@ def _shape(number: int, cls: type[Any], a: str = "", b: str = "") -> Shape:
     at = [names.index(name) if name in names else -1 for name in records]
     code_at = words.index("code") if "code" in words else -1
     checks = tuple((name, check_of(cls.__name__, name, hints[name])) for name in body)
-    return Shape(number, cls, put, rest, take, at[0], at[1], at[2], code_at, checks)
+    return Shape(number, cls, put, rest, take, at[0], at[1], at[2], code_at, at[3], checks)
 
 
 def _picker(positions: tuple[int, ...]) -> Callable[[tuple[Any, ...]], Any]:
@@ -119,6 +122,11 @@ SHAPES: tuple[Shape, ...] = (
     _shape(12, m.PullAt, a="at"),
     _shape(13, m.Scan, a="at", b="cursor"),
     _shape(14, m.Scanned, a="version", b="next"),
+    _shape(15, m.Replicate, a="version", b="commit"),
+    _shape(16, m.Held, a="last"),
+    _shape(17, m.Sync, a="last"),
+    _shape(18, m.CopyAsk, a="version", b="cursor"),
+    _shape(19, m.CopyTold, a="version", b="cursor"),
     _shape(20, m.Join),
     _shape(21, m.Tick, a="clock", b="seq"),
     _shape(22, m.Leave, a="clock"),
@@ -150,6 +158,8 @@ SHAPES: tuple[Shape, ...] = (
     _shape(52, m.Done, a="code"),
     _shape(53, m.Admin),
     _shape(54, m.AdminTold, a="code"),
+    _shape(55, m.SeatAsk),
+    _shape(56, m.NotLeader),
 )
 _BY_CLASS = {shape.cls: shape for shape in SHAPES}
 _BY_TYPE = {shape.number: shape for shape in SHAPES}
@@ -185,6 +195,8 @@ def encode(message: m.Message) -> list[m.Buffer]:
     assert len(body) <= _LIMITS.control_bytes_max, f"body of {shape.cls.__name__} has {len(body)} bytes"
     head[body_at:] = body
     _CRC.pack_into(head, _CRC_AT, crc32(head))
+    if shape.entry_at >= 0 and fields[shape.entry_at] is not None:
+        return [head, *encode(fields[shape.entry_at])]
     if shape.payload_at < 0:
         return [head]
     return [head, *fields[shape.payload_at]]
@@ -200,6 +212,10 @@ def decode(frames: Sequence[m.Buffer], limits: Limits = _LIMITS) -> m.Message:
 
 def decode_at(frames: Sequence[m.Buffer], start: int, limits: Limits = _LIMITS) -> tuple[m.Message, int]:
     """The message that begins with frame `start`, and where the next one would: several may travel as one."""
+    return _decode_at(frames, start, limits, nested=False)
+
+
+def _decode_at(frames: Sequence[m.Buffer], start: int, limits: Limits, nested: bool) -> tuple[m.Message, int]:
     if not 0 <= start < len(frames) <= limits.frames_max:
         raise PeerError(f"{len(frames)} frames; from 1 to {limits.frames_max}")
     head = _checked_head(frames[start])
@@ -227,8 +243,14 @@ def decode_at(frames: Sequence[m.Buffer], start: int, limits: Limits = _LIMITS) 
     else:
         payload = ()
     body = _body(shape, head[body_at:])
-    message = shape.cls._make(shape.take((*words, components, segments, payload, *body)))
-    return message, start + 1 + len(payload)
+    end, entry = start + 1 + len(payload), None
+    if shape.entry_at >= 0 and words[_VERSION_AT]:
+        if nested:
+            raise PeerError(f"{shape.cls.__name__} as an entry of itself")
+        entry, end = _decode_at(frames, end, limits, nested=True)
+        if type(entry) not in m.ENTRIES:
+            raise PeerError(f"{type(entry).__name__} is nothing that a log holds")
+    return shape.cls._make(shape.take((*words, components, segments, payload, entry, *body))), end
 
 
 def _checked_head(frame: m.Buffer) -> bytes:

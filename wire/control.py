@@ -111,8 +111,31 @@ class NodeExit(NamedTuple):
     status: int
 
 
+class SeatAsk(NamedTuple):
+    """The primary of a range asks for a change of its copies; `epoch` is the one it leads in.  Answered by Done, then a map.
+
+    add    the learner `node` holds everything: count it as in sync (the primary waits for its acks from now on)
+    drop   `node` is too slow, or its numbers differ, or it says itself that it cannot go on: take it out; `reason` says why
+    """
+
+    request: int
+    job: int
+    range: int
+    epoch: int
+    verb: str
+    node: str
+    reason: str
+
+
+class NotLeader(NamedTuple):
+    """A master that does not lead: ask `leader` ("" = it knows none), which leads since `term`."""
+
+    term: int
+    leader: str
+
+
 class Done(NamedTuple):
-    """Answer to JobEnd and NodeExit; code 0 = carried out."""
+    """Answer to JobEnd, NodeExit and SeatAsk; code 0 = carried out."""
 
     request: int
     code: int

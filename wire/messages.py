@@ -9,8 +9,8 @@ Fields named `job range epoch worker gen token request` mean the same everywhere
     worker   the stream is (worker, gen): one incarnation of one worker's channel
     request  the asker's own number, repeated in the answer
 
-What everybody and the master say to each other stands in `control`, what concerns a job's clock in `clocks`; both are
-here by name.  Answers go to whoever asked,
+What everybody and the master say to each other stands in `control`, what concerns a job's clock in `clocks`, what the
+copies of a range say to each other in `copies`; all are here by name.  Answers go to whoever asked,
 by name.  Every message may be lost, doubled, delayed and reordered: each is harmless when it comes again.
 """
 
@@ -50,14 +50,21 @@ from .control import JobTold as JobTold
 from .control import MapAsk as MapAsk
 from .control import MapTold as MapTold
 from .control import NodeExit as NodeExit
+from .control import NotLeader as NotLeader
 from .control import Register as Register
 from .control import Registered as Registered
+from .control import SeatAsk as SeatAsk
+from .copies import CopyAsk as CopyAsk
+from .copies import CopyTold as CopyTold
+from .copies import Held as Held
+from .copies import Replicate as Replicate
+from .copies import Sync as Sync
 
 Buffer = Any  # memoryview, ndarray or a received frame: anything with the buffer protocol, passed by reference
 
 #: Kinds of segment: a dense block; rows of a sparse table; their numbers (u64), in front of them; their keys, where rows
-#: are named by strings: u32 length of each, then the bytes of all, between numbers and rows.
-BLOCK, ROWS, IDS, KEYS = 0, 1, 2, 3
+#: are named by strings: u32 length of each, then the bytes of all, between numbers and rows; bytes of a copy.
+BLOCK, ROWS, IDS, KEYS, RAW = 0, 1, 2, 3, 4
 BY_VALUE, ABSENT, BY_REFERENCE = 0, 1, 2  # how a segment's numbers travel
 
 
@@ -287,5 +294,9 @@ class Refuse(NamedTuple):
 Message = Union[
     Push, PushAck, Partial, LastAsk, LastTold, Init, InitAck, Pull, PullAt, Scan, Scanned, Values, Nack, Refuse, Join, Tick, Leave,
     StandingAsk, Standing, StopAsk, NextAsk, NextTold, Twins, ClaimAsk, ClaimTold, InitDone, Close, CloseAck, Roster, RosterAck, Register, Registered, Beat, BeatAck, JobAsk, JobTold,
-    AttachAsk, AttachTold, MapAsk, MapTold, JobEnd, NodeExit, Done, Admin, AdminTold,
+    AttachAsk, AttachTold, MapAsk, MapTold, JobEnd, NodeExit, Done, Admin, AdminTold, SeatAsk, NotLeader,
+    Replicate, Held, Sync, CopyAsk, CopyTold,
 ]  # fmt: skip
+
+#: What a range's log holds: whatever changes its numbers, its streams or, in the clock's range, its clock.
+ENTRIES = frozenset({Push, Init, Close, Roster, Join, Tick, Leave, StopAsk, NextAsk, ClaimAsk, InitDone, CloseAck})

@@ -1,0 +1,74 @@
+"""Messages between the copies of one range: log entries, what each copy holds, and a copy's way to a new server.
+
+A range has one primary and backups in sync with it; a learner is being filled.  See docs/internals.md, "Copies".
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Replicate(NamedTuple):
+    """Primary to backup and learner: entry `version` of the log, and how far the log is committed.
+
+    `origin` is the node that sent `entry` to the primary.  Version 0 = no entry, only news of `commit`.  `mark` is
+    (version, digest of the primary at that version), (0, 0) = none: a copy that has another digest there is no copy.
+    """
+
+    job: int
+    range: int
+    epoch: int
+    token: int
+    version: int
+    commit: int
+    origin: str
+    mark: tuple[int, int]
+    entry: Any
+
+
+class Held(NamedTuple):
+    """Backup or learner to primary: I hold every entry up to `last`, the same as yours.  Answers Replicate and Sync."""
+
+    job: int
+    range: int
+    epoch: int
+    token: int
+    last: int
+
+
+class Sync(NamedTuple):
+    """The primary of a new epoch: my log ends with `last`; forget what you hold beyond it, then say what you hold."""
+
+    job: int
+    range: int
+    epoch: int
+    token: int
+    last: int
+
+
+class CopyAsk(NamedTuple):
+    """Learner to primary: bytes from `cursor` on of the copy made at log position `version` (0 = make one)."""
+
+    job: int
+    range: int
+    epoch: int
+    token: int
+    born: int
+    version: int
+    cursor: int
+
+
+class CopyTold(NamedTuple):
+    """Part of a copy: one RAW segment; `total` bytes in all, of which the first `head` are the table of contents."""
+
+    job: int
+    range: int
+    epoch: int
+    token: int
+    born: int
+    version: int
+    cursor: int
+    total: int
+    head: int
+    segments: tuple[Any, ...]
+    payload: tuple[Any, ...]
