@@ -39,7 +39,7 @@ def segments_with_payload(draw: st.DrawFn, by_value: bool) -> tuple[tuple[m.Segm
         carry = draw(st.sampled_from((m.BY_VALUE, m.ABSENT, m.BY_REFERENCE)))
         carried = by_value and carry == m.BY_VALUE
         elements = draw(st.integers(0, 20) if carried else U64)
-        kind = draw(st.sampled_from((m.BLOCK, m.ROWS, m.IDS, m.KEYS)))
+        kind = draw(st.sampled_from((m.BLOCK, m.ROWS, m.IDS, m.KEYS, m.RAW)))
         segments.append(m.Segment(draw(st.integers(0, 65535)), draw(U64), elements, dtype, kind, carry))
         if carried:
             nbytes = elements * ITEMSIZE[dtype]
@@ -87,10 +87,13 @@ def messages(draw: st.DrawFn, cls: type[Any]) -> Any:
             values[field] = segments
             if "payload" in cls._fields:
                 values["payload"] = payload
+        elif field == "entry":  # there iff the message has a version
+            values[field] = draw(st.sampled_from(ENTRIES).flatmap(messages)) if values["version"] else None
         elif field != "payload":
             values[field] = draw(values_of(cls.__name__, field, hints[field], field not in body))
     return cls(**values)
 
 
+ENTRIES = sorted(m.ENTRIES, key=lambda cls: cls.__name__)
 ALL = [shape.cls for shape in SHAPES]
 ANY_MESSAGE = st.sampled_from(ALL).flatmap(messages)

@@ -17,13 +17,14 @@ from plugml.core.errors import Code
 from plugml.core.jobmap import JobMap
 from plugml.core.table import DTYPE_NAMES, DTYPES
 from plugml.wire import messages as m
-from plugml.wire.codec import SHAPES, decode, encode
+from plugml.wire.codec import SHAPES, Shape, decode, encode
 from plugml.wire.fields import LOWEST
 from tests.scenario import kit
 from tests.unit.test_agent_harness import World, job
 
 STORIES = 40
 WEIGHTS = (0.0, 1.0, 2.5, 1e300, 5e-324)
+NODES = ("a0.1", "a1.1", "s0.1", "s1.1", "m0", "")
 TEXTS = ("", "x", "running", "failed", "y" * 50)
 
 
@@ -37,7 +38,9 @@ class Liar:
         self.segments = segments
 
     def message(self) -> Any:
-        shape = self.random.choice(SHAPES)
+        return decode([bytes(frame) for frame in encode(self._message(self.random.choice(SHAPES)))])
+
+    def _message(self, shape: Shape) -> Any:
         cls, body = shape.cls, [name for name, _ in shape.body]
         hints = get_type_hints(cls)
         fields: dict[str, Any] = {}
@@ -48,11 +51,14 @@ class Liar:
                 fields[name], payload = self._segments("payload" in cls._fields)
                 if "payload" in cls._fields:
                     fields["payload"] = payload
+            elif name == "entry":
+                shapes = [shape for shape in SHAPES if shape.cls in m.ENTRIES]
+                fields[name] = self._message(self.random.choice(shapes)) if fields["version"] else None
             elif name != "payload":
                 fields[name] = self._field(cls, name, hints[name], name not in body)
         if cls is m.Registered:
             fields["known"] = True  # False is a definite end, and no lie of a peer's
-        return decode([bytes(frame) for frame in encode(cls(**fields))])
+        return cls(**fields)
 
     def _often(self, usual: Any, most: int, bits: int) -> Any:
         return usual if self.random.random() < 0.95 else self._number(most, bits)
@@ -69,6 +75,7 @@ class Liar:
             "epoch": lambda: self._often(1, 3, 32), "token": lambda: self._often(self.map.token, 5, 64),
             "worker": lambda: self._number(3, 32), "gen": lambda: self._number(3, 32), "request": lambda: self._number(6, 64),
             "code": lambda: int(self.random.choice(list(Code))), "ranges": lambda: self.ranges,
+            "origin": lambda: self.random.choice(NODES), "node": lambda: self.random.choice(NODES),
         }  # fmt: skip
         if name in plain:
             return plain[name]()
@@ -94,7 +101,7 @@ class Liar:
         for _ in range(self.random.randint(0, 3)):
             segment = self.random.choice(self.segments)
             if self.random.random() < 0.1:
-                kind, carry, elements = self.random.choice((0, 1)), self.random.choice((0, 1, 2)), self.random.randint(0, 30)
+                kind, carry, elements = self.random.choice((0, 1, m.RAW)), self.random.choice((0, 1, 2)), self.random.randint(0, 30)
                 segment = segment._replace(block=self._number(5, 64), kind=kind, carry=carry, elements=elements)
             segments.append(segment)
             if carried and segment.carry == m.BY_VALUE:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from plugml.core.errors import PeerError
 from plugml.core.limits import Limits
 from plugml.wire import messages as m
-from plugml.wire.codec import SHAPES, decode, encode
+from plugml.wire.codec import SHAPES, decode, decode_at, encode
 from tests.fuzz.messages import ALL, ANY_MESSAGE, messages
 
 HEAD_BYTES = 72
@@ -80,6 +80,42 @@ def test_the_layout_of_a_push_is_the_one_that_the_page_draws() -> None:
         + "06000000" "07000000" "0800000000000000" "0900000000000000" "0a00000000000000" "0000000000002640"
         + "0c00" "02" "00" "00" "000000" "0d00000000000000" "0200000000000000"
     )  # fmt: skip
+
+
+# -- log entries
+
+PUSH = m.Push(1, 2, 3, 4, 5, (m.Component(0, 1, 1, 0, 0, 1.0),), (m.Segment(0, 0, 4, 1),), (bytes(16),))
+ENTRY = m.Replicate(1, 2, 3, 4, 9, 8, "a0.1", (7, 6), PUSH)
+
+
+def test_a_log_entry_carries_the_push_by_reference() -> None:
+    numbers = np.arange(4, dtype="<f4")
+    head, inner, frame = encode(ENTRY._replace(entry=PUSH._replace(payload=(numbers,))))
+    assert frame is numbers and bytes(inner) == bytes(encode(PUSH)[0])
+    back = decode([head, inner, frame])
+    assert isinstance(back, m.Replicate) and back._replace(entry=None) == ENTRY._replace(entry=None)
+    assert np.shares_memory(np.frombuffer(back.entry.payload[0], "<f4"), numbers)
+
+
+@pytest.mark.parametrize("cls", [shape.cls for shape in SHAPES if shape.cls not in m.ENTRIES], ids=lambda cls: cls.__name__)
+@settings(max_examples=3, deadline=None)
+@given(data=st.data())
+def test_what_no_log_holds_is_refused_as_an_entry(cls: type[Any], data: st.DataObject) -> None:
+    with pytest.raises(PeerError):
+        decode(received(encode(ENTRY._replace(entry=data.draw(messages(cls))))))
+
+
+def test_an_entry_is_there_exactly_where_there_is_a_version() -> None:
+    with pytest.raises(PeerError, match="frames"):
+        decode(received(encode(ENTRY._replace(entry=None))))
+    with pytest.raises(PeerError, match="too many"):
+        decode(received(encode(ENTRY._replace(version=0))))
+
+
+def test_behind_a_log_entry_another_message_may_follow() -> None:
+    frames = received([*encode(ENTRY), *encode(BEAT)])
+    entry, end = decode_at(frames, 0)
+    assert entry == ENTRY and decode_at(frames, end) == (BEAT, len(frames))
 
 
 # -- damage
@@ -156,7 +192,8 @@ BAD_BODIES = [
     (BEAT, [{"a": 1.5}]), (BEAT, [{"a": True}]), (BEAT, [{1: 1}]), (BEAT, [{b"a": 1}]), (BEAT, [[]]),
     (ADMIN, ["status", {b"a": 1}]), (ADMIN, ["status", {"a": {1: 1}}]), (ADMIN, ["status", {"a": DEEP}]),
     (ADMIN, ["status", {"a": msgpack.ExtType(5, b"")}]), (ADMIN, ["status", msgpack.Timestamp(1)]), (ADMIN, [1, {}]),
-    (m.BeatAck(1, 2, True), [1, 1]), (m.NodeExit(1, "s0", 0), ["s0", -(1 << 40)]),
+    (m.BeatAck(1, 2, True), [1, 1]), (ENTRY._replace(version=0, entry=None), ["a0.1", [1]]), (m.NotLeader(1, "m0"), [1]),
+    (m.CopyTold(1, 2, 3, 4, 5, 6, 7, 8, 9, (), ()), [5, -1, 9]), (m.NodeExit(1, "s0", 0), ["s0", -(1 << 40)]),
 ]  # fmt: skip
 
 
