@@ -3,8 +3,8 @@
 Values only.  A state is never changed: whoever decides makes a new one (`decisions`), and it becomes true when the
 state store has it (`ledger`).  Liveness, load and progress are not here: they are rebuilt from beats.
 
-    state    format, term, token, last job number, ring ranges, writer, nodes, jobs, names of removed jobs
-    job      number, spec, state, reason, why it is placed so, seats by range, endpoints, attachments by worker
+    state    format, term, token, last job number, ring ranges, writer, nodes, jobs, names of removed jobs, drained servers
+    job      number, spec, state, reason, why it is placed so, seats by range, endpoints, attachments by worker, moves
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from ..core.job import JobSpec
 from ..core.jobmap import RUNNING, Assignment, JobMap
 from ..core.table import TableSpec, check_name
 
-FORMAT = 1
+FORMAT = 2
 REMOVED_KEPT = 256
+#: Why a range is led by the server that leads it: as placed, promoted, or moved there by a drain or by `plugml scale`.
+PLACED, PROMOTED, DRAINED, SPREAD = CAUSES = ("placed", "promoted", "drained", "spread")
 
 
 class NodeRecord(NamedTuple):
@@ -34,11 +36,34 @@ class NodeRecord(NamedTuple):
 
 
 class Seat(NamedTuple):
-    """Where one range of a job lies.  `passed` full servers stood before it on the ring when it was placed."""
+    """Where one range of a job lies: `core.jobmap.Assignment`, and why.
+
+    `passed` full servers stood before the leading one on the ring when it was placed; `cause` is one of CAUSES.
+    """
 
     epoch: int
     replicas: tuple[str, ...]
-    passed: int
+    passed: int = 0
+    learner: str = ""
+    born: int = 0
+    cause: str = PLACED
+
+    def names(self) -> tuple[str, ...]:
+        """Everybody who holds something of the range, the learner last."""
+        return (*self.replicas, self.learner) if self.learner else self.replicas
+
+    def next(self, **changes: Any) -> Seat:
+        """The seat under a new epoch.  A learner that is named now is born in it; another one keeps its birth."""
+        after = self._replace(epoch=self.epoch + 1, **changes)
+        born = 0 if not after.learner else after.epoch if after.learner != self.learner else after.born
+        return after._replace(born=born)
+
+
+class Move(NamedTuple):
+    """A copy that `target` gets in place of `source` (node names), ordered by `plugml scale`."""
+
+    source: str
+    target: str
 
 
 class Attachment(NamedTuple):
@@ -59,6 +84,7 @@ class Job(NamedTuple):
     seats: dict[int, Seat]
     endpoints: dict[str, str]  # of the nodes named in seats
     attached: dict[int, Attachment]
+    moves: dict[int, Move] = {}  # by range: ordered and not done yet; never changed in place
 
     @property
     def running(self) -> bool:
@@ -66,7 +92,7 @@ class Job(NamedTuple):
 
     def servers(self) -> list[str]:
         """Nodes that hold something of the job, by name."""
-        return sorted({name for seat in self.seats.values() for name in seat.replicas})
+        return sorted({name for seat in self.seats.values() for name in seat.names()})
 
     def agents(self) -> list[str]:
         """Agents that are known to the store to have to do with the job, by name."""
@@ -74,7 +100,7 @@ class Job(NamedTuple):
 
     def map(self, token: int, ring_ranges: int) -> JobMap:
         """What servers and agents are told."""
-        seats = {number: Assignment(seat.epoch, seat.replicas) for number, seat in self.seats.items()}
+        seats = {n: Assignment(seat.epoch, seat.replicas, seat.learner, seat.born) for n, seat in self.seats.items()}
         gens = {worker: item.gen for worker, item in self.attached.items()}
         return JobMap(self.number, token, self.spec, self.state, self.reason, ring_ranges, seats, self.endpoints, gens)
 
@@ -94,6 +120,7 @@ class State(NamedTuple):
     nodes: dict[str, NodeRecord]  # by id
     jobs: dict[int, Job]
     removed: dict[int, str]  # names of the jobs that were forgotten last: nodes may still ask for them
+    drained: tuple[str, ...] = ()  # ids of servers that hold nothing, or are being emptied
 
     def job_named(self, name: str) -> Job | None:
         """The newest job of that name."""
@@ -145,6 +172,7 @@ class Packer:
                 "format": FORMAT, "term": state.term, "token": state.token, "last": state.last, "ring_ranges": state.ring_ranges,
                 "writer": state.writer, "nodes": [list(item) for _, item in sorted(state.nodes.items())],
                 "jobs": [packed for _, packed in known.values()], "removed": sorted(state.removed.items()),
+                "drained": list(state.drained),
             }
         )  # fmt: skip
 
@@ -172,6 +200,7 @@ def unpack(value: bytes) -> State:
             document["term"], document["token"], document["last"], document["ring_ranges"], document["writer"],
             {node_id(node.name): node for node in nodes}, {job.number: job for job in jobs},
             {number: check_name(name, "job name") for number, name in document["removed"]},
+            tuple(key.strip() for key in document["drained"]),
         )  # fmt: skip
     except (LookupError, TypeError, ValueError, AttributeError, UsageError, PeerError, msgpack.exceptions.UnpackException) as error:
         raise WorldError(f"the stored state cannot be read ({error}): move the state store away and start again") from error
@@ -190,33 +219,67 @@ _DEFAULTS = {key: value for key, value in TableSpec("x", (1,)).to_document().ite
 
 
 def _pack_job(job: Job) -> list[Any]:
-    """Node names are long and ranges many: seats name their nodes by position in one list."""
+    """Ranges are many and most of them alike: each names its copies, and what else is said of it, by positions in lists."""
     names = job.servers()
     position = {name: at for at, name in enumerate(names)}
-    seats = [[n, epoch, passed, *[position[name] for name in held]] for n, (epoch, held, passed) in sorted(job.seats.items())]
+    endpoints = [job.endpoints[name] for name in names]
     agents = sorted({item.agent for item in job.attached.values()})
     place = {name: at for at, name in enumerate(agents)}
     attached = [[worker, item.gen, place[item.agent], item.request] for worker, item in sorted(job.attached.items())]
-    endpoints = [job.endpoints[name] for name in names]
+    moves = [[number, *move] for number, move in sorted(job.moves.items())]
     return [
-        job.number, _lean(job.spec), job.state, job.reason, job.why, job.asker, names, endpoints, seats, agents, attached,
+        job.number, _lean(job.spec), job.state, job.reason, job.why, job.asker, names, endpoints,
+        _pack_seats(job.seats, position), agents, attached, moves,
     ]  # fmt: skip
+
+
+def _pack_seats(seats: dict[int, Seat], position: dict[str, int]) -> list[Any]:
+    """Columns: gaps between the ranges' numbers, kinds of copies, kinds of the rest, and which of these each range has."""
+    numbers = sorted(seats)
+    gaps = [number - before for before, number in zip([0, *numbers], numbers)]
+    groups: dict[tuple[str, ...], int] = {}
+    kinds: dict[tuple[int, int, int], int] = {}
+    group_of, kind_of, learners = [], [], []
+    for number in numbers:
+        seat = seats[number]
+        group_of.append(groups.setdefault(seat.replicas, len(groups)))
+        kind_of.append(kinds.setdefault((seat.epoch, seat.passed, CAUSES.index(seat.cause)), len(kinds)))
+        if seat.learner:
+            learners.append([number, position[seat.learner], seat.born])
+    held = [[position[name] for name in group] for group in groups]
+    return [gaps, held, group_of, [list(kind) for kind in kinds], kind_of if len(kinds) > 1 else [], learners]
+
+
+def _unpack_seats(packed: Any, names: Any) -> dict[int, Seat]:
+    gaps, held, group_of, kinds, kind_of, learners = packed
+    groups = [tuple(names[at] for at in group) for group in held]
+    filled = {number: (names[at], born) for number, at, born in learners}
+    seats, number = {}, 0
+    for at, gap in enumerate(gaps):
+        number += gap
+        epoch, passed, cause = kinds[kind_of[at] if len(kinds) > 1 else 0]
+        learner, born = filled.get(number, ("", 0))
+        seats[number] = Seat(epoch, groups[group_of[at]], passed, learner, born, CAUSES[cause])
+    return seats
 
 
 def _unpack_job(item: Any, document: Any) -> Job:
     """The job, checked as a map: what nodes would refuse is refused here, at the start."""
-    number, spec, state, reason, why, asker, names, endpoints, seats, agents, attached = item
+    number, spec, state, reason, why, asker, names, endpoints, packed, agents, attached, moves = item
+    seats = _unpack_seats(packed, names)
     found = JobMap.from_document(
         {
             "number": number, "token": document["token"], "spec": spec, "state": state, "reason": reason,
             "ring_ranges": document["ring_ranges"], "endpoints": dict(zip(names, endpoints)),
-            "ranges": [(n, epoch, [names[at] for at in held]) for n, epoch, _, *held in seats],
+            "ranges": [(n, seat.epoch, seat.replicas, seat.learner, seat.born) for n, seat in seats.items()],
             "gens": [(worker, gen) for worker, gen, _, _ in attached],
         }
     )  # fmt: skip
-    passed = {n: count for n, _, count, *_ in seats}
-    return Job(
-        number, found.spec, state, reason, why, asker,
-        {n: Seat(seat.epoch, seat.replicas, passed[n]) for n, seat in found.ranges.items()}, found.endpoints,
+    job = Job(
+        number, found.spec, state, reason, why, asker, seats, found.endpoints,
         {worker: Attachment(gen, agents[at], request) for worker, gen, at, request in attached},
+        {n: Move(str(source), str(target)) for n, source, target in moves},
     )  # fmt: skip
+    if set(job.servers()) != set(job.endpoints) or not job.moves.keys() <= seats.keys():
+        raise ValueError(f"job {number} has servers without endpoints, or moves without ranges")
+    return job

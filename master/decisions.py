@@ -90,7 +90,7 @@ def _without(job: Job, name: str, why: str) -> Job:
             continue
         left = tuple(replica for replica in seat.replicas if replica != name)
         gone += not left
-        seats[number] = Seat(seat.epoch + 1, left, seat.passed)
+        seats[number] = seat.next(replicas=left)
     endpoints = {node: endpoint for node, endpoint in job.endpoints.items() if node != name}
     if not gone:
         return job._replace(seats=seats, endpoints=endpoints)

@@ -52,8 +52,8 @@ def test_a_state_comes_back_from_its_bytes_and_equal_states_have_equal_bytes() -
 
 
 def test_a_state_of_another_format_names_both() -> None:
-    packed = pack(a_state()).replace(b"\xa6format\x01", b"\xa6format\x02")
-    with pytest.raises(WorldError, match="format 2 and this plugml reads 1"):
+    packed = pack(a_state()).replace(b"\xa6format\x02", b"\xa6format\x03")
+    with pytest.raises(WorldError, match="format 3 and this plugml reads 2"):
         unpack(packed)
 
 
