@@ -1,16 +1,17 @@
-"""The ring: which server leads which key range, and what moves when the servers change.
+"""The ring: which servers hold which key range, and which of them leads it.
 
 A server has `points` positions on the 64-bit circle, hashed from its *id* (a restarted server has the old places).  The
 copies of a range lie on the first servers clockwise of it whose hosts differ and that have room: no server is given
-more than 1.1 x the mean of the bytes, heavy ranges choose first ("consistent hashing with bounded loads", Mirrokni,
-Thorup and Zadimoghaddam, SODA 2018).  Pure arithmetic: the same arguments give the same placement on every computer.
-Who is alive, and what is really stored where, is known to the master only.
+more than 1.1 x the mean of the bytes, be it of all copies or of those that lead, and heavy ranges choose first
+("consistent hashing with bounded loads", Mirrokni, Thorup and Zadimoghaddam, SODA 2018).  Pure arithmetic: the same
+arguments give the same placement on every computer.  Who is alive, and what is really stored where, is known to the
+master only; what moves when servers come and go is in `spread`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from .keys import mix, name_hash
@@ -31,14 +32,6 @@ class Share(NamedTuple):
 
     servers: tuple[str, ...]
     passed: int = 0
-
-
-class Move(NamedTuple):
-    """One copy of a range that `target` gets (from `source`, one of those that have it; "" = nobody has)."""
-
-    range: int
-    source: str
-    target: str
 
 
 Placement = dict[int, Share]
@@ -75,72 +68,105 @@ class Ring:
             if owner not in met:
                 met.add(owner)
                 yield owner
+                if len(met) == len(self.members):
+                    return
 
-    def place(self, weights: Mapping[int, int], copies: int = 1, before: Mapping[int, Share] | None = None) -> tuple[Placement, str]:
+    def place(self, weights: Mapping[int, int], copies: int = 1) -> tuple[Placement, str]:
         """Servers for every range in `weights` (bytes; each range counts at least 1), and why it is so.
 
         With fewer hosts than copies, copies share a host; with fewer servers than copies, there are fewer copies.
-        With the placement `before`, a copy stays where it is as long as that server has room, unless a newcomer stands
-        before it on the ring: without it, each range that moves takes another one's room, and so on round the ring.
         """
         assert self.members and copies >= 1
         kept = min(copies, len(self.members))
-        hosts = len({member.host for member in self.members.values()})
-        total = kept * sum(max(1, weight) for weight in weights.values())
-        bound = -(-total * LOAD_PERCENT // (100 * len(self.members)))
-        loads = dict.fromkeys(self.members, 0)
+        load = Load(self.members, sum(max(1, weight) for weight in weights.values()), kept)
+        places: dict[int, tuple[str, ...]] = {}
+        walks = {number: list(self.walk(number)) for number in weights}
+        for number in sorted(weights, key=lambda item: (-weights[item], item)):
+            places[number] = self._choose(walks[number], max(1, weights[number]), kept, load)
+        for number, leader in level(self.members, weights, places).items():
+            places[number] = (leader, *(server for server in places[number] if server != leader))
+        placement = {n: Share(servers, walks[n].index(servers[0])) for n, servers in sorted(places.items())}
+        return placement, self._reason(placement, load, copies)
 
-        old = before or {}
-        known = {server for share in old.values() for server in share.servers}
-        stay = {number: [server for server in old[number].servers if server in self.members] for number in weights if number in old}
-        placement: Placement = {}
-        for number in sorted(weights, key=lambda item: (-weights[item], not stay.get(item), item)):
-            walk = ring = list(self.walk(number))
-            if stay.get(number):
-                last = max(map(ring.index, stay[number]))
-                first = [server for at, server in enumerate(ring) if server in stay[number] or (at < last and server not in known)]
-                walk = [*first, *(server for server in ring if server not in first)]
-            chosen = self._choose(walk, max(1, weights[number]), kept, hosts >= kept, bound, loads)
-            placement[number] = Share(chosen, ring.index(chosen[0]))
-        return dict(sorted(placement.items())), self._reason(placement, loads, copies, hosts)
-
-    def _choose(self, walk: list[str], weight: int, copies: int, apart: bool, bound: int, loads: dict[str, int]) -> tuple[str, ...]:
+    def _choose(self, walk: Sequence[str], weight: int, copies: int, load: Load) -> tuple[str, ...]:
         """The servers of one range, the first of `walk` that may have it; books its bytes."""
         chosen: list[str] = []
         for _ in range(copies):
-            taken = {self.members[server].host for server in chosen} if apart else set()
-            allowed = {name for name, member in self.members.items() if name not in chosen and member.host not in taken}
-            # Where nobody has room (a range heavier than the mean), the emptiest takes it: never worse than mean + weight.
-            limit = max(bound, min(loads[server] for server in allowed) + weight)
-            server = next(server for server in walk if server in allowed and loads[server] + weight <= limit)
-            chosen.append(server)
-            loads[server] += weight
+            roomy = load.roomy(self.apart(walk, chosen), weight)
+            chosen.append(roomy[0] if chosen else load.leader(roomy, weight))
+            load.book(chosen[-1], weight, leads=len(chosen) == 1)
         return tuple(chosen)
 
-    def _reason(self, placement: Placement, loads: dict[str, int], copies: int, hosts: int) -> str:
+    def apart(self, walk: Iterable[str], chosen: Collection[str]) -> list[str]:
+        """Of `walk`, who may have one more copy beside `chosen`: servers on other hosts, where there are any."""
+        others = [server for server in walk if server not in chosen]
+        hosts = {self.members[server].host for server in chosen if server in self.members}
+        return [server for server in others if self.members[server].host not in hosts] or others
+
+    def _reason(self, placement: Placement, load: Load, copies: int) -> str:
         count = len(self.members)
-        mean = max(1, sum(loads.values()) // count)
+        hosts = len({member.host for member in self.members.values()})
+        mean = max(1, sum(load.held.values()) // count)
         displaced = sum(share.passed > 0 for share in placement.values())
-        text = (
-            f"{plural(len(placement), 'range')} on {plural(count, 'server')}: the fullest has {max(loads.values()) / mean:.2f} x the mean"
-        )
+        fullest = max(load.held.values()) / mean
+        text = f"{plural(len(placement), 'range')} on {plural(count, 'server')}: the fullest has {fullest:.2f} x the mean"
         if displaced:
             text += f", {displaced} moved on clockwise because the server before had a full share"
         if count < copies:
             text += f"; only {count} of {copies} copies: start more servers"
         elif hosts < copies:
-            text += f"; copies share a host: {plural(hosts, 'host')} for {copies} copies"
+            text += f"; COPIES SHARE A HOST: {plural(hosts, 'host')} for {copies} copies, start servers on others"
         return text
 
 
-def moves(old: Mapping[int, Share], new: Mapping[int, Share]) -> list[Move]:
-    """The copies that somebody must get so that `old` becomes `new`, by range."""
-    result = []
-    for number, share in sorted(new.items()):
-        before = old[number].servers if number in old else ()
-        source = before[0] if before else ""
-        result += [Move(number, source, server) for server in share.servers if server not in before]
-    return result
+class Load:
+    """Bytes by server: of all copies (`held`) and of those that lead (`led`), and how many of each a server may have."""
+
+    def __init__(self, members: Iterable[str], total: int, copies: int) -> None:
+        self.held = dict.fromkeys(members, 0)
+        self.led = dict.fromkeys(self.held, 0)
+        self.held_bound = -(-total * copies * LOAD_PERCENT // (100 * len(self.held)))
+        self.led_bound = -(-total * LOAD_PERCENT // (100 * len(self.held)))
+
+    def book(self, server: str, weight: int, leads: bool = False) -> None:
+        self.held[server] += weight
+        if leads:
+            self.led[server] += weight
+
+    def roomy(self, servers: list[str], weight: int) -> list[str]:
+        """Those with room for it.  Where nobody has any (a range heavier than the mean), the emptiest: never worse than mean + weight."""
+        limit = max(self.held_bound, min(self.held[server] for server in servers) + weight)
+        return [server for server in servers if self.held[server] + weight <= limit]
+
+    def leader(self, servers: list[str], weight: int) -> str:
+        """The first of them that may lead so much more."""
+        limit = max(self.led_bound, min(self.led[server] for server in servers) + weight)
+        return next(server for server in servers if self.led[server] + weight <= limit)
+
+
+def level(members: Iterable[str], weights: Mapping[int, int], places: Mapping[int, Sequence[str]]) -> dict[int, str]:
+    """Ranges that another one of their servers should lead, so that nobody leads much more or less than its share.
+
+    Each change brings two servers nearer to each other, so this ends, and what has been levelled stays as it is.
+    """
+    led = dict.fromkeys(members, 0)
+    leaders = {number: servers[0] for number, servers in sorted(places.items()) if servers and servers[0] in led}
+    for number, leader in leaders.items():
+        led[leader] += max(1, weights.get(number, 0))
+    fair = sum(led.values()) / max(1, len(led))
+    choices = [number for number in leaders if len(places[number]) > 1]
+    changed = bool(choices)
+    while changed:
+        changed = False
+        for number in choices:
+            weight, leader = max(1, weights.get(number, 0)), leaders[number]
+            least = min((server for server in places[number] if server in led), key=led.__getitem__)
+            unfair = 100 * led[leader] > LOAD_PERCENT * fair or LOAD_PERCENT * led[least] < 100 * fair
+            if unfair and led[leader] - weight > led[least]:
+                led[leader] -= weight
+                led[least] += weight
+                leaders[number], changed = least, True
+    return {number: leader for number, leader in leaders.items() if leader != places[number][0]}
 
 
 def plural(count: int, word: str) -> str:

@@ -17,7 +17,7 @@ from ..core.jobmap import FAILED, FINISHED, LOST, RUNNING, STOPPED
 from ..core.limits import KIB, Limits
 from ..core.ring import plural
 from ..wire import messages as m
-from .catalog import Attachment, Job, NodeRecord, Seat, State, node_id
+from .catalog import Attachment, Job, NodeRecord, State, node_id
 from .placement import place, too_many_blocks
 
 REASON_CHARS_MAX = 1_000

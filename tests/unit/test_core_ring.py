@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plugml.core.ring import LOAD_PERCENT, Member, Placement, Ring, Share, moves, plural, points_of
+from plugml.core.ring import LOAD_PERCENT, Member, Placement, Ring, level, plural, points_of
 
 RANGES, POINTS = 256, 64
 
@@ -24,6 +26,13 @@ def loads(placement: Placement, weights: dict[int, int], servers: list[Member]) 
     for number, share in placement.items():
         for server in share.servers:
             result[server] += max(1, weights[number])
+    return result
+
+
+def leading(placement: Placement, weights: dict[int, int], servers: list[Member]) -> dict[str, int]:
+    result = dict.fromkeys((member.id for member in servers), 0)
+    for number, share in placement.items():
+        result[share.servers[0]] += max(1, weights[number])
     return result
 
 
@@ -45,8 +54,7 @@ def test_every_range_has_a_place_and_nobody_too_much(case: tuple[list[Member], i
     hosts = {member.id: member.host for member in servers}
     for share in placement.values():
         assert len(share.servers) == len(set(share.servers)) == min(copies, len(servers))
-        if copies <= len(set(hosts.values())):
-            assert len({hosts[server] for server in share.servers}) == copies
+        assert len({hosts[server] for server in share.servers}) == min(copies, len(set(hosts.values())))
     if copies == 1 and weights:
         total = sum(max(1, weight) for weight in weights.values())
         mean = total / len(servers)
@@ -63,53 +71,52 @@ def test_the_order_of_the_arguments_means_nothing(case: tuple[list[Member], int,
     turned = dict(data.draw(st.permutations(list(weights.items()))))
     first, second = Ring(servers, ranges, 8).place(weights, copies), Ring(shuffled, ranges, 8).place(turned, copies)
     assert first == second
-    assert moves(first[0], second[0]) == []
 
 
-@pytest.mark.parametrize("copies", [1, 2])
-@pytest.mark.parametrize("count", [2, 3, 4, 6, 8])
-def test_even_ranges_are_spread_within_a_tenth(count: int, copies: int) -> None:
+@pytest.mark.parametrize("copies", [1, 2, 3])
+@pytest.mark.parametrize("count", [3, 4, 6, 8, 16])
+def test_even_ranges_are_spread_within_a_tenth_and_so_are_those_that_lead(count: int, copies: int) -> None:
     servers = members(count)
     placement, _ = Ring(servers, RANGES, POINTS).place(even(), copies)
     mean = RANGES * copies / count
     assert max(loads(placement, even(weight=1), servers).values()) <= mean * 1.1 + 1
+    led = leading(placement, even(weight=1), servers)
+    assert max(led.values()) <= RANGES / count * 1.1 + 1
+    assert copies == 1 or min(led.values()) >= RANGES / count * 0.9 - 1
 
 
-@pytest.mark.parametrize("copies", [1, 2])
-@pytest.mark.parametrize("count", [2, 3, 4, 6, 8])
-def test_a_join_moves_about_the_share_of_the_newcomer(count: int, copies: int) -> None:
-    before, _ = Ring(members(count), RANGES, POINTS).place(even(), copies)
-    after, _ = Ring(members(count + 1), RANGES, POINTS).place(even(), copies)
-    ideal = RANGES * copies / (count + 1)
-    moved = moves(before, after)
-    assert 0.75 * ideal <= len(moved) <= 1.25 * ideal
-    newcomer = sum(move.target == f"s{count}" for move in moved)
-    assert newcomer >= 0.7 * len(moved)
-    assert all(move.source in before[move.range].servers for move in moved)
+def test_few_heavy_ranges_are_led_by_different_servers() -> None:
+    """Three blocks on three servers, two copies each: the ring alone would let one lead two of them."""
+    servers = members(3)
+    for start in range(0, RANGES, 7):
+        weights = {(start + 80 * number) % RANGES: 1 << 20 for number in range(3)}
+        placement, _ = Ring(servers, RANGES, POINTS).place(weights, copies=2)
+        assert set(leading(placement, weights, servers).values()) == {1 << 20}
+        assert max(loads(placement, weights, servers).values()) <= 3 << 20  # the mean and one range
 
 
-@pytest.mark.parametrize("copies", [1, 2])
-@pytest.mark.parametrize("count", [4, 8, 16, 24, 32, 48, 64])
-def test_what_has_a_place_keeps_it_when_others_come_or_go(count: int, copies: int) -> None:
-    """Without the placement before, a join of the 33rd of 64 servers moves three times its share."""
-    before, _ = Ring(members(count), RANGES, POINTS).place(even(), copies)
-    after, _ = Ring(members(count + 1), RANGES, POINTS).place(even(), copies, before)
-    ideal = RANGES * copies / (count + 1)
-    assert len(moves(before, after)) <= max(1.25 * ideal, ideal + 4)
-    assert max(loads(after, even(weight=1), members(count + 1)).values()) <= ideal * 1.1 + 1
-    assert sum(move.target == f"s{count}" for move in moves(before, after)) >= 0.75 * ideal
-    left, _ = Ring(members(count)[:-1], RANGES, POINTS).place(even(), copies, before)
-    gone = sum(f"s{count - 1}" in share.servers for share in before.values())
-    assert gone <= len(moves(before, left)) <= (1.25 * gone if copies == 1 else 4 * gone)
-
-
-@settings(max_examples=100, deadline=None)
-@given(case=rings())
-def test_nothing_moves_when_nobody_comes_or_goes(case: tuple[list[Member], int, dict[int, int], int]) -> None:
+@settings(max_examples=200, deadline=None)
+@given(case=rings(), data=st.data())
+def test_levelling_helps_and_what_is_level_stays(case: tuple[list[Member], int, dict[int, int], int], data: st.DataObject) -> None:
     servers, ranges, weights, copies = case
-    ring = Ring(servers, ranges, 8)
-    placement, reason = ring.place(weights, copies)
-    assert ring.place(weights, copies, placement) == (placement, reason)
+    placement, _ = Ring(servers, ranges, 8).place(weights, copies)
+    names = [member.id for member in servers]
+    assert level(names, weights, {n: share.servers for n, share in placement.items()}) == {}
+    places = {n: data.draw(st.permutations(share.servers)) for n, share in placement.items()}
+    changes = level(names, weights, places)
+    after = {n: [changes.get(n, servers[0])] for n, servers in places.items()}
+    for number, leader in changes.items():
+        assert leader in places[number] and leader != places[number][0]
+    whole = {n: [*first, *(name for name in places[n] if name not in first)] for n, first in after.items()}
+    assert level(names, weights, whole) == {}
+    assert squares(names, weights, whole) <= squares(names, weights, places)
+
+
+def squares(names: list[str], weights: dict[int, int], places: Mapping[int, Sequence[str]]) -> int:
+    led = dict.fromkeys(names, 0)
+    for number, servers in places.items():
+        led[servers[0]] += max(1, weights[number])
+    return sum(value * value for value in led.values())
 
 
 def test_the_places_of_a_server_are_those_of_its_id_for_ever() -> None:
@@ -146,7 +153,9 @@ def test_too_few_servers_or_hosts_for_the_copies_is_said() -> None:
     assert "only 1 of 2 copies" in reason
     placement, reason = Ring(members(2, hosts=1), 16, POINTS).place(even(16), copies=2)
     assert all(len(share.servers) == 2 for share in placement.values())
-    assert "copies share a host" in reason
+    assert "COPIES SHARE A HOST: 1 host for 2 copies" in reason
+    placement, reason = Ring(members(4, hosts=2), 16, POINTS).place(even(16), copies=3)
+    assert all({server in ("s0", "s2") for server in share.servers} == {True, False} for share in placement.values())
 
 
 def test_a_range_that_passed_a_full_server_says_so() -> None:
@@ -159,7 +168,3 @@ def test_a_range_that_passed_a_full_server_says_so() -> None:
     for number, share in placement.items():
         if not share.passed:
             assert next(ring.walk(number)) == share.servers[0]
-
-
-def test_a_range_that_nobody_had_has_no_source() -> None:
-    assert moves({}, {3: Share(("s0", "s1"))}) == [(3, "", "s0"), (3, "", "s1")]
