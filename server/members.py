@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
+
+from ..core.errors import PeerError
+from . import plain
 
 
 @dataclass(slots=True)
@@ -89,6 +93,24 @@ class Members:
             assert slowest >= self.slowest, "the slowest clock would fall: a newcomer began too early"
             self.slowest = slowest
         self._behind = {member.worker: None for member in here if member.finished <= self.slowest}
+
+    # -- copies
+
+    def dump(self) -> dict[str, Any]:
+        """Everything, as a plain document."""
+        rows = [(row.worker, row.gen, row.first, row.end, row.finished, row.agent) for row in self.rows.values()]
+        return {"number": self.number, "slowest": self.slowest, "rows": rows}
+
+    def load(self, meta: Any) -> None:
+        """What a copy's document says, in place of what is here.  Raises `PeerError`."""
+        kinds = (plain.whole, plain.whole, plain.whole, plain.signed, plain.whole, plain.text)
+        found = [Member(*row) for row in plain.records(plain.field(meta, "rows"), *kinds)]
+        number, slowest = plain.whole(plain.field(meta, "number")), plain.whole(plain.field(meta, "slowest"))
+        rows = plain.once([(row.worker, row) for row in found])
+        if any(row.here and row.finished < slowest for row in found):
+            raise PeerError(f"a copy has a member that is slower than the slowest clock, {slowest}")
+        self.rows, self.number, self.slowest = dict(sorted(rows.items())), number, slowest
+        self._count_anew()
 
     def check(self) -> None:
         here = [member for member in self.rows.values() if member.here]

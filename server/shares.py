@@ -7,8 +7,10 @@ weighed; one that has not pushed yet is taken to weigh the mean of the others.  
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ..wire.messages import Component, Roster
+from . import plain
 
 
 class Shares:
@@ -57,3 +59,24 @@ class Shares:
         seen = [weights[worker] for worker in workers if worker in weights]
         unseen = len(workers) - len(seen)
         return sum(seen) * (len(workers) / len(seen)) if unseen else sum(seen)
+
+    # -- copies
+
+    def dump(self) -> dict[str, Any]:
+        """Everything, as a plain document: the sums too, since one that is kept may be older than who asks."""
+        return {
+            "number": self.number, "members": self._members,
+            "weights": [(table, sorted(weights.items())) for table, weights in sorted(self._weights.items())],
+            "totals": [(table, *total) for table, total in sorted(self._totals.items())],
+        }  # fmt: skip
+
+    def load(self, meta: Any) -> None:
+        """What a copy's document says, in place of what is here.  Raises `PeerError`."""
+        number = plain.whole(plain.field(meta, "number"))
+        members = plain.records(plain.field(meta, "members"), plain.whole, plain.whole, plain.signed)
+        weights = plain.records(plain.field(meta, "weights"), plain.whole, plain.listed)
+        totals = plain.records(plain.field(meta, "totals"), plain.whole, plain.whole, plain.number)
+        self._weights = plain.once([(table, plain.once(plain.records(some, plain.whole, plain.number))) for table, some in weights])
+        self._totals = plain.once([(table, (clock, total)) for table, clock, total in totals])
+        self._members = [(worker, first, end) for worker, first, end in members]
+        self.number = number

@@ -11,7 +11,10 @@ Refuses to know what a push is and whom to tell.
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from . import plain
 
 STREAK = 10
 KEPT = 32
@@ -37,6 +40,13 @@ class Row:
         self.since = 0  # first clock of the streak
         self.upto = 0  # clocks below this one are compared
         self.due = 0  # length of the streak at which to say so again
+
+    @classmethod
+    def loaded(cls, last: int, other: int, since: int, upto: int, due: int, crcs: Sequence[Any]) -> Row:
+        row = cls()
+        row.last, row.other, row.since, row.upto, row.due = last, other, since, upto, due
+        row.crcs.extend([plain.whole(crc) for crc in crcs])
+        return row
 
     def at(self, clock: int) -> int:
         """The checksum of a clock, 0 when it is not known (any more, or yet)."""
@@ -101,6 +111,23 @@ class Twins:
         oldest = max(slowest, self._newest - KEPT + STREAK)
         for clock in [clock for clock in self._first if clock < oldest]:
             del self._first[clock]
+
+    # -- copies
+
+    def dump(self) -> dict[str, Any]:
+        """Everything, as a plain document."""
+        rows = [(worker, row.last, row.other, row.since, row.upto, row.due, list(row.crcs)) for worker, row in sorted(self._rows.items())]
+        first = [(clock, sorted(found.items())) for clock, found in sorted(self._first.items())]
+        return {"newest": self._newest, "rows": rows, "first": first}
+
+    def load(self, meta: Any) -> None:
+        """What a copy's document says, in place of what is here.  Raises `PeerError`."""
+        kinds = (plain.whole, plain.signed, plain.signed, plain.whole, plain.whole, plain.whole, plain.listed)
+        rows = plain.once([(row[0], Row.loaded(*row[1:])) for row in plain.records(plain.field(meta, "rows"), *kinds)])
+        first = plain.records(plain.field(meta, "first"), plain.whole, plain.listed)
+        newest = plain.signed(plain.field(meta, "newest"))
+        self._first = plain.once([(clock, plain.once(plain.records(some, plain.whole, plain.whole))) for clock, some in first])
+        self._rows, self._newest = rows, newest
 
     def check(self) -> None:
         assert len(self._first) <= KEPT, "clocks are kept for ever"

@@ -9,7 +9,9 @@ from __future__ import annotations
 import heapq
 from typing import Any, NamedTuple
 
+from ..core.errors import PeerError
 from ..wire.messages import NO_PIECE, SAME_PIECE
+from . import plain
 
 
 class Told(NamedTuple):
@@ -89,3 +91,22 @@ class Worklist:
 
     def state(self) -> tuple[Any, ...]:
         return (self.next, self.done, sorted(self._back), sorted(self._hands.items()))
+
+    # -- copies
+
+    def dump(self) -> dict[str, Any]:
+        """Everything but what the job says, as a plain document."""
+        hands = [(worker, hand.gen, hand.request, *hand.told, hand.number) for worker, hand in sorted(self._hands.items())]
+        return {"next": self.next, "done": self.done, "back": sorted(self._back), "hands": hands}
+
+    def load(self, meta: Any) -> None:
+        """What a copy's document says, in place of what is here.  Raises `PeerError`."""
+        kinds = (plain.whole, plain.whole, plain.whole, plain.whole, plain.whole, plain.signed)
+        found = plain.records(plain.field(meta, "hands"), *kinds)
+        hands = [(worker, Hand(gen, request, Told(piece, turn), number)) for worker, gen, request, piece, turn, number in found]
+        back = sorted(plain.whole(number, 0, max(0, self.total - 1)) for number in plain.listed(plain.field(meta, "back")))
+        after, done = plain.whole(plain.field(meta, "next"), 0, self.total), plain.whole(plain.field(meta, "done"))
+        out = [hand.number for _, hand in hands if hand.number >= 0] + back
+        if len(set(out)) != len(out) or done + len(out) != after:
+            raise PeerError(f"a copy's work list has {done} pieces done and {len(out)} out, of {after}")
+        self._hands, self._back, self.next, self.done = plain.once(hands), back, after, done
