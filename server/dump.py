@@ -28,6 +28,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Meta = dict[str, Any]
 
 HEAD_MAX = 16 << 20  # bytes of the document: one that cannot be decoded in a moment is refused
+_CHECKED = 1 << 16  # numbers
 JOINED = 64 << 10  # smaller arrays are copied together into one part, larger ones are parts of their own
 
 
@@ -205,7 +206,7 @@ def blank(shape: Shape) -> Array:
 
 def octets(array: Array) -> memoryview:
     """Its bytes, where they lie."""
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return array.reshape(-1).view(np.uint8).data
 
 
 def frozen(array: Array) -> Array:
@@ -218,6 +219,12 @@ def frozen(array: Array) -> Array:
 def owned(array: Array) -> Array:
     """The array itself if it may be kept; a copy of one that somebody else shows."""
     return array if array.flags.writeable else array.copy()
+
+
+def finite(array: Array) -> bool:
+    """Whether its numbers are, a piece at a time while it is in the cache."""
+    flat = array.reshape(-1)
+    return array.dtype.kind != "f" or all(bool(np.isfinite(flat[at : at + _CHECKED]).all()) for at in range(0, flat.size, _CHECKED))
 
 
 def without(gaps: list[tuple[int, int]], start: int, stop: int) -> list[tuple[int, int]]:

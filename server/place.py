@@ -9,11 +9,13 @@ from zlib import crc32
 import numpy as np
 
 from ..core.clock import BSP
+from ..core.errors import PeerError
 from ..core.job import JobSpec
 from ..core.jobmap import Piece
 from ..core.table import DTYPE_CODES
 from ..wire.messages import Segment
 from . import firsts
+from .dump import Layout, Shape, finite, frozen, owned
 from .memory import Memory
 from .optimizers import KERNELS, Mix, advance, working
 
@@ -33,7 +35,7 @@ class Place:
 
     __slots__ = (
         "table", "spec", "dtype", "state_dtype", "block", "seed", "kernel", "staged", "mean", "segment", "wire_bytes", "nbytes", "state",
-        "_job", "_full", "_entered",
+        "changed", "_job", "_full", "_entered",
     )  # fmt: skip
 
     def __init__(self, job: JobSpec, piece: Piece) -> None:
@@ -51,6 +53,7 @@ class Place:
         self.wire_bytes = piece.stored_nbytes  # of the values alone
         self.nbytes = self.wire_bytes + self.kernel.slots * count * self.state_dtype.itemsize
         self.state: State | None = None
+        self.changed = 0  # which of the range's changes has given it its state, 0 = none
         self._entered = False  # an entry has given it its state, not just somebody's look at the first values
         self._job = job
         self._full = self.kernel.scalars(self.spec, 1.0, job.lr_full)
@@ -125,6 +128,41 @@ class Place:
     def take_back(self, new: State, memory: Memory) -> None:
         """It will never be visible."""
         _give((new.values, *new.slots), memory)
+
+    # -- copies
+
+    @property
+    def name(self) -> str:
+        """In front of its arrays' names in a dump."""
+        return f"{self.spec.name}/{self.block.number}"
+
+    def dump(self) -> tuple[tuple[int, ...], dict[str, Array]] | None:
+        """What entries have made of it: (table, block, step, change, whether it has slots) and arrays; None if nothing."""
+        if self.state is None or not self._entered:
+            return None
+        arrays = {f"{self.name}/values": frozen(self.state.values)}
+        arrays |= {f"{self.name}/slot{i}": frozen(slot) for i, slot in enumerate(self.state.slots)}
+        return (self.table, self.block.number, self.state.step, self.changed, len(arrays) - 1), arrays
+
+    def layout(self, row: tuple[int, ...]) -> Layout:
+        """The arrays that come with such a row of a dump.  Raises `PeerError`."""
+        count, slots = (self.segment.elements,), row[4]
+        if slots not in (0, self.kernel.slots):
+            raise PeerError(f"a copy of {self} has {slots} arrays of state, {self.kernel.slots} belong to {self.spec.optimizer}")
+        found = {f"{self.name}/values": Shape(self.dtype, count)}
+        return {**found, **{f"{self.name}/slot{i}": Shape(self.state_dtype, count) for i in range(slots)}}
+
+    def load(self, row: tuple[int, ...], arrays: dict[str, Array]) -> None:
+        """What a dump has of a block that nobody has touched; takes the arrays out.  Raises `PeerError`."""
+        values, *slots = [owned(arrays.pop(name)) for name in self.layout(row)]
+        if not finite(values):
+            raise PeerError(f"a copy of {self} holds NaN or infinity")
+        self.state, self._entered, self.changed = State(values, tuple(slots), row[2]), True, row[3]
+
+    def forget(self) -> State | None:
+        """Nothing has touched the block; gives what it held."""
+        state, self.state, self._entered, self.changed = self.state, None, False, 0
+        return state
 
     def digest(self, total: int) -> int:
         """A checksum over what entries have made of it, begun at `total`: who has looked at first values changes nothing."""

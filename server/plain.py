@@ -69,6 +69,11 @@ def record(value: Any, *checks: Check) -> tuple[Any, ...]:
     return tuple([check(item) for check, item in zip(checks, items)])
 
 
+def pair(value: Any) -> tuple[int, int]:
+    first, second = record(value, whole, whole)
+    return first, second
+
+
 def records(value: Any, *checks: Check) -> list[tuple[Any, ...]]:
     return [record(item, *checks) for item in listed(value)]
 

@@ -14,10 +14,9 @@ from ..core.errors import Code, RequestError
 from ..core.table import BLOCK_BYTES_TOP, DTYPE_CODES, DTYPE_NAMES
 from ..wire.codec import U8, U64
 from ..wire.messages import BY_VALUE, IDS, KEYS, ROWS, Segment
-from .rownames import Array, Ids, Keys, Slots, kernels
+from .rownames import KEY_BYTES_MAX, Array, Ids, Keys, Slots, kernels
 from .rows import Rows
 
-KEY_BYTES_MAX = 255
 _KIND_NAMES = {IDS: "row numbers", KEYS: "keys", ROWS: "rows"}
 
 

@@ -16,6 +16,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 Ids = np.ndarray[Any, np.dtype[np.uint64]]
 Slots = np.ndarray[Any, np.dtype[np.int64]]
 
+KEY_BYTES_MAX = 255
 _CELLS_FIRST = 64
 _LOAD = 2 / 3  # of the cells, at most
 #: Bytes of a row's name: its number, and its share of the cells (8 bytes each, a third to two thirds of them taken).
@@ -140,3 +141,24 @@ class Names:
         ends = self._ends.array[:stop, 0]
         begin = int(ends[start - 1]) if start else 0
         return Keys(self._text.array[begin : int(ends[-1]), 0].copy(), ends[start:] - begin)
+
+    # -- copies
+
+    def load(self, ids: Ids, keys: Keys | None, rows: int, bucket: int) -> str:
+        """Rows for the slots from 0 on, where there are none; says what is wrong with them, "" if nothing is.  Raises MemoryError."""
+        if self.checked(ids, rows, bucket) >= 0:
+            return "a row that does not belong there"
+        if keys is not None and not _whole_keys(keys):
+            return "keys whose lengths do not fit their text"
+        if keys is not None and kernels().wrong_key(keys.text, keys.ends, ids) >= 0:
+            return "a key that has another row's number"
+        self.reserve(len(ids), len(keys.text) if keys is not None else 0)
+        slots = self.add(ids, np.full(len(ids), -1, np.int64), keys)
+        kernels().find(self._cells, self._stored.array[:, 0], ids, self._start, self._bits, slots)
+        return "" if np.array_equal(slots, np.arange(len(ids))) else "a row twice"
+
+
+def _whole_keys(keys: Keys) -> bool:
+    """Whether each key has 1 to KEY_BYTES_MAX bytes, and all together the text."""
+    lengths = np.diff(keys.ends, prepend=0)
+    return bool(lengths.min() >= 1 and lengths.max() <= KEY_BYTES_MAX and keys.ends[-1] == len(keys.text))

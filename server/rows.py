@@ -14,16 +14,18 @@ from zlib import crc32
 import numpy as np
 
 from ..core.clock import BSP
-from ..core.errors import Code, RequestError
+from ..core.errors import Code, PeerError, RequestError
 from ..core.job import JobSpec
 from ..core.jobmap import Bucket
 from ..core.keys import table_hash
 from . import firsts
+from .dump import Layout, Shape, finite
 from .growing import Column
 from .memory import Memory
 from .optimizers import KERNELS, advance_rows, working
-from .rownames import NAME_BYTES, Array, Ids, Keys, Names, Slots, kernels
+from .rownames import KEY_BYTES_MAX, NAME_BYTES, Array, Ids, Keys, Names, Slots, kernels
 
+_ROWS_MAX = (1 << 32) - 2  # a cell has 32 bits for a slot
 _STEPS_BYTES = 4
 _END_BYTES = 8  # of a key
 _ID_BYTES, _LENGTH_BYTES = 8, 4  # of a row's number and of its key's length in an answer
@@ -56,7 +58,7 @@ class Rows:
     """A row keeps its slot; slots are given in order of creation."""
 
     __slots__ = (
-        "table", "spec", "number", "strings", "dtype", "kernel", "staged", "mean", "row_bytes", "state_bytes", "names", "_job",
+        "table", "spec", "number", "strings", "dtype", "kernel", "staged", "mean", "row_bytes", "state_bytes", "names", "changed", "_job",
         "_full", "_words", "_state_words", "_values", "_state", "_steps",
     )  # fmt: skip
 
@@ -71,12 +73,17 @@ class Rows:
         work = working(self.dtype)
         self.row_bytes = self.spec.width * self.dtype.itemsize
         self.state_bytes = self.row_bytes + self.kernel.slots * self.spec.width * work.itemsize  # of values and state
-        self.names = Names(table_hash(job.name, self.spec.name), self.spec.buckets.bit_length() - 1, self.strings)
         self._job = job
         self._full = self.kernel.scalars(self.spec, 1.0, job.lr_full)
         self._words, self._state_words = _word(self.row_bytes), _word(self.spec.width * work.itemsize)
+        self.forget()
+
+    def forget(self) -> None:
+        """There are no rows."""
+        self.names = Names(table_hash(self._job.name, self.spec.name), self.spec.buckets.bit_length() - 1, self.strings)
+        self.changed = 0  # the range's last change that has changed rows here, 0 = none
         self._values = Column(self.dtype, self.spec.width)
-        self._state = tuple([Column(work, self.spec.width) for _ in range(self.kernel.slots)])
+        self._state = tuple([Column(working(self.dtype), self.spec.width) for _ in range(self.kernel.slots)])
         self._steps = Column(np.dtype(np.uint32), 1)
 
     def __str__(self) -> str:
@@ -188,6 +195,53 @@ class Rows:
         ids = self.names.ids[cursor:stop][positions]
         keys = self.names.keys(cursor, stop).some(positions) if self.strings else None
         return ids, keys, values[cursor:stop][positions], stop if stop < count else 0
+
+    # -- copies
+
+    @property
+    def name(self) -> str:
+        """In front of its arrays' names in a dump."""
+        return f"{self.spec.name}/{self.number}"
+
+    def dump(self) -> tuple[tuple[int, ...], dict[str, Array]] | None:
+        """(table, bucket, rows, bytes of keys, change) and copies of everything, by slot; None without rows.  Raises MemoryError."""
+        count = self.count
+        if not count:
+            return None
+        row = (self.table, self.number, count, self.names.text_bytes, self.changed)
+        columns = {"values": self._values, "steps": self._steps, **{f"slot{i}": column for i, column in enumerate(self._state)}}
+        arrays = {"ids": self.names.ids.copy(), **{name: column.array[:count].copy() for name, column in columns.items()}}
+        if self.strings:
+            keys = self.names.keys(0, count)
+            arrays |= {"keys": keys.text, "ends": keys.ends}
+        return row, {f"{self.name}/{name}": array for name, array in arrays.items()}
+
+    def layout(self, row: tuple[int, ...]) -> Layout:
+        """The arrays that come with such a row of a dump.  Raises `PeerError`."""
+        count, text = row[2:4]
+        if not 1 <= count <= (self.spec.rows or _ROWS_MAX) or not (count <= text <= count * KEY_BYTES_MAX if self.strings else text == 0):
+            raise PeerError(f"a copy of {self} has {count} rows with {text} bytes of keys")
+        numbers, work = (count, self.spec.width), working(self.dtype)
+        found = {"ids": Shape(np.dtype(np.uint64), (count,)), "steps": Shape(np.dtype(np.uint32), (count, 1)), "values": Shape(self.dtype, numbers)}
+        found |= {f"slot{i}": Shape(work, numbers) for i in range(self.kernel.slots)}
+        if self.strings:
+            found |= {"keys": Shape(np.dtype(np.uint8), (text,)), "ends": Shape(np.dtype(np.int64), (count,))}
+        return {f"{self.name}/{name}": shape for name, shape in found.items()}
+
+    def load(self, row: tuple[int, ...], arrays: dict[str, Array]) -> None:
+        """What a dump has of a bucket without rows; takes the arrays out.  Raises `PeerError` and MemoryError."""
+        found = {name.rsplit("/", 1)[1]: arrays.pop(name) for name in self.layout(row)}
+        keys = Keys(found.pop("keys"), found.pop("ends")) if self.strings else None
+        wrong = self.names.load(found.pop("ids"), keys, self.spec.rows, self.number)
+        if not wrong and not finite(found["values"]):
+            wrong = "NaN or infinity"
+        if wrong:
+            raise PeerError(f"a copy of {self} holds {wrong}")
+        columns = {"values": self._values, "steps": self._steps, **{f"slot{i}": column for i, column in enumerate(self._state)}}
+        for name, column in columns.items():
+            column.reserve(row[2])
+            column.array[: row[2]] = found.pop(name)
+        self.changed = row[4]
 
     def state(self, slots: Slots) -> tuple[tuple[Array, ...], Array]:
         """Optimizer state and number of steps of some rows, for whoever compares."""
