@@ -1,7 +1,7 @@
-"""The agent's word with the master: registration, beats, and questions that are asked until they are answered.
+"""The agent's word with the masters: registration, beats, and questions that are asked until they are answered.
 
-Owns request numbers and resending.  Refuses to know what a question is for: whoever asks keeps the number.  With the
-master away everything goes on; the link knocks on until an answer comes.
+Owns request numbers and resending, to whichever master leads by then.  Refuses to know what a question is for: whoever
+asks keeps the number.  With all masters away everything goes on; the link knocks on until an answer comes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..core.effects import Connect, Log, Send, Stop
+from ..core.lead import Lead
 from ..core.limits import Limits
 from ..wire import messages as m
 
@@ -40,16 +41,15 @@ class Question:
 
 
 class MasterLink:
-    """Everything between this node and the master."""
+    """Everything between this node and the masters."""
 
     def __init__(self, identity: Identity, limits: Limits) -> None:
         self.identity = identity
         self.limits = limits
-        self.master, self.endpoint = next(iter(sorted(identity.masters.items())))
+        self.lead = Lead(identity.masters, limits)
         self.registered = False
         self.connected = False
-        self.term = 0
-        self.token = 0  # newest map version that the master has shown
+        self.token = 0  # newest map version that a master has shown
         self.heard_us = 0
         self.beat_due_us = 0
         self.register_due_us = 0
@@ -92,30 +92,52 @@ class MasterLink:
         """Nobody waits for the answer any more."""
         self.questions.pop(key, None)
 
-    # -- the master's words
+    # -- the masters' words
 
-    def on_registered(self, told: m.Registered, now_us: int) -> list[Any]:
+    def on_registered(self, sender: str, told: m.Registered, now_us: int) -> list[Any]:
+        before = self.lead.term
+        if not self.lead.heard(sender, told.term, now_us):
+            return []
         self.heard_us = now_us
         if not told.known:
             return [Stop(1, told.text or f"the master knows another agent by the id of {self.identity.node}; stop it or choose another id")]
         fresh = not self.registered
         self.registered = True
-        self.term = told.term
         self.token = max(self.token, told.token)
+        effects = self._again(now_us) if told.term > before else []
         if not fresh:
-            return []
+            return effects
         self.beat_due_us = now_us
-        return [Log("registered", {"master": self.master, "term": told.term, "token": told.token})]
+        return [Log("registered", {"master": sender, "term": told.term, "token": told.token}), *effects]
 
-    def on_beat_ack(self, ack: m.BeatAck, now_us: int) -> list[Any]:
-        self.heard_us = now_us
-        self.term = ack.term
-        self.token = max(self.token, ack.token)
-        if ack.known:
+    def on_beat_ack(self, sender: str, ack: m.BeatAck, now_us: int) -> list[Any]:
+        before = self.lead.term
+        if not self.lead.heard(sender, ack.term, now_us):
             return []
+        self.heard_us = now_us
+        self.token = max(self.token, ack.token)
+        effects = self._again(now_us) if ack.term > before else []
+        if ack.known:
+            return effects
         self.registered = False
         self.register_due_us = now_us + self.limits.resend_us
-        return [Log("unknown_to_master", {"master": self.master}), *self._register()]
+        return [Log("unknown_to_master", {"master": sender}), *effects, *self._register()]
+
+    def on_not_leader(self, sender: str, told: m.NotLeader, now_us: int) -> list[Any]:
+        """What was said to it is said to the one that leads: at once if that is news, else when it is due again."""
+        if not self.lead.refused(sender, told.term, told.leader):
+            return []
+        self.beat_due_us = self.register_due_us = now_us
+        return self._again(now_us)
+
+    def _again(self, now_us: int) -> list[Any]:
+        """Another master leads: it has heard nothing of what the one before was asked."""
+        effects: list[Any] = []
+        for question in self.questions.values():
+            question.backoff_us = self.limits.resend_us
+            question.due_us = now_us + question.backoff_us
+            effects += self._send(question.message)
+        return effects
 
     # -- time
 
@@ -124,16 +146,18 @@ class MasterLink:
         if not self.registered:
             if now_us >= self.register_due_us:
                 self.register_due_us = now_us + self.limits.resend_us
+                self.lead.asked(now_us)
                 effects += self._register()
         elif now_us >= self.beat_due_us:
-            # Beats come from this loop, whatever the master says: a silent one is knocked at all the same.
+            # Beats come from this loop, whatever the masters say: a silent one is knocked at all the same.
             self.beat_due_us = now_us + self.limits.beat_us
-            effects.append(Send(self.master, m.Beat(token, counters())))
+            self.lead.asked(now_us)
+            effects += self._send(m.Beat(token, counters()))
         for question in self.questions.values():
             if now_us >= question.due_us:
                 question.backoff_us = min(2 * question.backoff_us, self.limits.resend_us_max)
                 question.due_us = now_us + question.backoff_us
-                effects.append(Send(self.master, question.message))
+                effects += self._send(question.message)
         return effects
 
     def deadline_us(self) -> int:
@@ -147,7 +171,8 @@ class MasterLink:
         return self._send(m.Register("agent", identity.host, "", identity.pid, identity.build))
 
     def _send(self, message: Any) -> list[Any]:
+        effects: list[Any] = [Send(self.lead.master, message)]
         if self.connected:
-            return [Send(self.master, message)]
+            return effects
         self.connected = True
-        return [Connect(self.master, self.endpoint), Send(self.master, message)]
+        return [*(Connect(master, endpoint) for master, endpoint in self.lead.masters.items()), *effects]

@@ -28,7 +28,7 @@ from .programs import Programs
 from .servers import Servers
 from .waits import explain
 
-_OF_MASTER = frozenset({m.Registered, m.BeatAck, m.MapTold, m.JobTold, m.AttachTold, m.Done, m.AdminTold})
+_OF_MASTER = frozenset({m.Registered, m.BeatAck, m.MapTold, m.JobTold, m.AttachTold, m.Done, m.AdminTold, m.NotLeader})
 
 
 class AgentMachine:
@@ -46,7 +46,7 @@ class AgentMachine:
             m.Refuse: servers.on_refuse, m.Registered: masters.on_registered, m.BeatAck: masters.on_beat_ack,
             m.MapTold: masters.on_map, m.JobTold: masters.on_answer, m.AttachTold: masters.on_answer, m.Done: masters.on_answer,
             m.AdminTold: masters.on_answer, m.NextTold: servers.on_next, m.Twins: servers.on_twins, m.Scanned: servers.on_scanned,
-            m.Partial: servers.on_partial,
+            m.Partial: servers.on_partial, m.NotLeader: masters.on_not_leader,
         }  # fmt: skip
         self._events: dict[type[Any], Callable[[Any, int], list[Any]]] = {
             e.Bell: programs.on_bell, e.CmdRead: programs.on_cmd, e.DataRead: programs.on_data_read,
@@ -64,8 +64,8 @@ class AgentMachine:
         try:
             if handler is None:
                 raise PeerError(f"{kind.__name__} is nothing that an agent is sent")
-            if kind in _OF_MASTER and sender != self.house.link.master:
-                raise PeerError(f"{kind.__name__} from a node that is not the master")
+            if kind in _OF_MASTER and not self.house.link.lead.knows(sender):
+                raise PeerError(f"{kind.__name__} from a node that is no master")
             return handler(sender, message, now_us)
         except PeerError as error:
             return self._strange(sender, str(error))

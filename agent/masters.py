@@ -1,4 +1,4 @@
-"""What the master says: registration, maps, answers to questions."""
+"""What the masters say: registration, maps, answers to questions."""
 
 from __future__ import annotations
 
@@ -27,14 +27,19 @@ class Masters:
         return min((job.token for job in self.house.jobs.values() if job.running), default=self.house.link.token)
 
     def on_registered(self, sender: str, told: m.Registered, now_us: int) -> list[Any]:
-        effects = self.house.link.on_registered(told, now_us)
+        effects = self.house.link.on_registered(sender, told, now_us)
         self.house.wake(self.house.link.deadline_us())
         return effects + self._newer_maps(now_us)
 
     def on_beat_ack(self, sender: str, ack: m.BeatAck, now_us: int) -> list[Any]:
-        effects = self.house.link.on_beat_ack(ack, now_us)
+        effects = self.house.link.on_beat_ack(sender, ack, now_us)
         self.house.wake(self.house.link.deadline_us())
         return effects + self._newer_maps(now_us)
+
+    def on_not_leader(self, sender: str, told: m.NotLeader, now_us: int) -> list[Any]:
+        effects = self.house.link.on_not_leader(sender, told, now_us)
+        self.house.wake(self.house.link.deadline_us())
+        return effects
 
     def _newer_maps(self, now_us: int) -> list[Any]:
         """The master has changed some map since ours: perhaps one of those."""

@@ -72,10 +72,9 @@ def server(id_: str, supervised: bool, log: str, verbose: bool, **where: Any) ->
 
     cluster = _places(supervised, new=False, **where)
     with _node(cluster, id_, "s", allow_disk=True):
-        master_id, master_endpoint = next(iter(cluster.masters.items()))
         lines = LogFile(id_, log, verbose)
         endpoint = cluster.endpoint(id_)
-        return run_server(id_, endpoint=endpoint, master=master_id, master_endpoint=master_endpoint, log=lines)
+        return run_server(id_, endpoint=endpoint, masters=cluster.masters, log=lines)
 
 
 @click.command(epilog="\b\nExamples:\n  plugml agent --cluster lab\n\n" + FOOT)

@@ -26,22 +26,19 @@ def run_server(
     id_: str,
     *,
     endpoint: str,
-    master: str,
-    master_endpoint: str,
+    masters: dict[str, str],
     log: LogFile | None = None,
     limits: Limits = Limits(),
 ) -> int:
     """Run server `id_` at `endpoint` until it is told to end; gives the exit code.
 
-    `master` is the master's id, `master_endpoint` where it listens; it need not be there yet.
+    `masters` are id -> endpoint, as in cluster.json; they need not be there yet.
     """
 
     def make(node: Node) -> ServerMachine:
         node.performers[Turn] = lambda effect: node.feed("", effect)
         node.performers[WarmUp] = lambda effect: warm_up(node)
-        identity = Identity(
-            node.name, socket.gethostname(), node.network.endpoint, os.getpid(), f"numpy {np.__version__}", master, master_endpoint
-        )
+        identity = Identity(node.name, socket.gethostname(), node.network.endpoint, os.getpid(), f"numpy {np.__version__}", masters)
         return ServerMachine(identity, limits, node.is_lent, free_bytes)
 
     return run_node(make, node_name(id_), endpoint, limits=limits, log=log, ready_on="registered")

@@ -28,7 +28,7 @@ from .memory import Array, Memory, never_lent
 from .warmth import State, Warmth
 
 _READS = (m.Pull, m.PullAt, m.Scan)
-_OF_MASTER = frozenset({m.MapTold, m.Registered, m.BeatAck, m.Done})
+_OF_MASTER = frozenset({m.MapTold, m.Registered, m.BeatAck, m.Done, m.NotLeader})
 
 
 def endless_room() -> int:
@@ -62,7 +62,7 @@ class ServerMachine:
             **dict.fromkeys((m.Join, m.Tick, m.Leave, m.StandingAsk, m.ClaimAsk, m.InitDone, m.StopAsk, m.NextAsk), self._on_clock),
             **dict.fromkeys((m.CloseAck, m.RosterAck), self._on_clock_ack),
             m.Close: self._on_close, m.Roster: self._on_roster, m.MapTold: self._on_map, m.Registered: self._on_registered,
-            m.BeatAck: self._on_beat_ack, m.Done: self._on_done, Turn: self._on_turn, Warm: self._on_warm,
+            m.BeatAck: self._on_beat_ack, m.Done: self._on_done, m.NotLeader: self._on_not_leader, Turn: self._on_turn, Warm: self._on_warm,
         }  # fmt: skip
 
     # -- surface of a machine
@@ -85,8 +85,8 @@ class ServerMachine:
         handler = self._handlers.get(type(message))
         if handler is None:
             raise PeerError(f"a server has no use for {type(message).__name__}")
-        if type(message) in _OF_MASTER and sender != self.link.master:
-            raise PeerError(f"{type(message).__name__} from a node that is not the master")
+        if type(message) in _OF_MASTER and not self.link.lead.knows(sender):
+            raise PeerError(f"{type(message).__name__} from a node that is no master")
         if sender == self.name:  # what we tell ourselves never comes in here
             raise PeerError(f"{type(message).__name__} in our own name")
         return handler
@@ -335,12 +335,15 @@ class ServerMachine:
     # -- the master
 
     def _on_registered(self, sender: str, told: m.Registered) -> None:
-        self._effects += self.link.on_registered(told, self._now_us)
+        self._effects += self.link.on_registered(sender, told, self._now_us)
         self._check_maps()
 
     def _on_beat_ack(self, sender: str, ack: m.BeatAck) -> None:
-        self._effects += self.link.on_beat_ack(ack, self._now_us)
+        self._effects += self.link.on_beat_ack(sender, ack, self._now_us)
         self._check_maps()
+
+    def _on_not_leader(self, sender: str, told: m.NotLeader) -> None:
+        self._effects += self.link.on_not_leader(sender, told, self._now_us, self._counters())
 
     def _check_maps(self) -> None:
         """The cluster's token has risen: perhaps by a map of ours."""

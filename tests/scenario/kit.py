@@ -70,7 +70,7 @@ class Box:
         self.warms = True  # whether WarmUp is answered
         self._prev: dict[tuple[int, int, int], int] = {}  # (worker, gen, range) -> seq of the last push, as agents were told
         self.servers = {
-            name: ServerMachine(Identity(name, "here", f"ipc://{name}", 1, "test", MASTER, "ipc://m0"), limits, is_lent, room)
+            name: ServerMachine(Identity(name, "here", f"ipc://{name}", 1, "test", {MASTER: "ipc://m0"}), limits, is_lent, room)
             for name in servers
         }
         for name in servers:

@@ -23,7 +23,7 @@ BOOT_ID = "0123456789abcdef0123456789abcdef"
 
 
 def make_server(process: Process, limits: Limits) -> Any:
-    identity = ServerIdentity(process.name, f"host-{process.node_id}", process.endpoint, 1, BUILD, MASTER, f"ipc://{MASTER}")
+    identity = ServerIdentity(process.name, f"host-{process.node_id}", process.endpoint, 1, BUILD, {MASTER: f"ipc://{MASTER}"})
     return ServerMachine(identity, limits, lambda array: process.network.is_lent(process, array))
 
 

@@ -108,7 +108,7 @@ class World:
         names = [f"s{number}.0000000{number}" for number in range(servers)]
         self.master = Master(names)
         self.servers = {
-            name: ServerMachine(ServerIdentity(name, "host", f"ipc://{name}", 1, "test", "m0", "ipc://m0"), limits) for name in names
+            name: ServerMachine(ServerIdentity(name, "host", f"ipc://{name}", 1, "test", {"m0": "ipc://m0"}), limits) for name in names
         }
         self.files: dict[str, MemoryFiles] = {}
         self.queue: deque[tuple[str, str, Any]] = deque()  # sender, to, message

@@ -226,7 +226,7 @@ def test_a_job_that_ended_is_dropped_and_not_asked_for_again() -> None:
 
 
 def test_the_keeper_of_a_clock_connects_to_the_other_servers() -> None:
-    identity = Identity("s0.1", "here", "ipc://s0.1", 1, "test", "m0", "ipc://m0")
+    identity = Identity("s0.1", "here", "ipc://s0.1", 1, "test", {"m0": "ipc://m0"})
     machine = ServerMachine(identity, LIMITS)
     spec = job(COUNT)
     new = make_map(spec, ("s0.1", "s1.1"), 16)
@@ -243,7 +243,7 @@ def test_the_keeper_of_a_clock_connects_to_the_other_servers() -> None:
 
 
 def fresh() -> tuple[ServerMachine, list[Any]]:
-    machine = ServerMachine(Identity("s0.1", "here", "ipc://s0.1", 42, "test", "m0", "ipc://m0"), LIMITS)
+    machine = ServerMachine(Identity("s0.1", "here", "ipc://s0.1", 42, "test", {"m0": "ipc://m0"}), LIMITS)
     assert machine.deadline_us() == 0
     return machine, machine.on_time(1)
 
