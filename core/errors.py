@@ -92,6 +92,12 @@ class RootError(WorldError):
     exit_code = 73
 
 
+class KeysError(WorldError):
+    """Keys are missing, cannot be trusted, or are refused."""
+
+    exit_code = 77
+
+
 class RequestError(PlugmlError):
     """A definite refusal: the request was surely not applied.
 

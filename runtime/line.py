@@ -19,13 +19,14 @@ Socket = zmq.Socket[bytes]
 class Line:
     """One peer: the socket that leads to it, how that is read, and what waits for the peer."""
 
-    __slots__ = ("name", "socket", "read", "prefix", "queue", "waiting", "away", "full", "bad", "batch", "batch_bytes", "batched")
+    __slots__ = ("name", "socket", "read", "prefix", "endpoint", "queue", "waiting", "away", "full", "bad", "batch", "batch_bytes", "batched")
 
-    def __init__(self, name: str, socket: Socket, read: Callable[[], None], prefix: bytes) -> None:
+    def __init__(self, name: str, socket: Socket, read: Callable[[], None], prefix: bytes, endpoint: str = "") -> None:
         self.name = name
         self.socket = socket
         self.read = read
         self.prefix = prefix  # the identity frame in front, for our ROUTER
+        self.endpoint = endpoint  # of a node that we call
         self.queue = Queue()
         self.batch: list[Buffer] = []  # frames of small messages that leave together
         self.batch_bytes = self.batched = 0

@@ -16,7 +16,6 @@ that it is empty: after every wake, and once per turn of the loop when it was se
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -24,28 +23,24 @@ from typing import Any
 
 import zmq
 
-from ..core.errors import PeerError, WorldError
+from ..core.errors import KeysError, PeerError, PlugmlError
 from ..core.limits import Limits
 from ..wire import codec
 from ..wire.messages import Buffer, Message
+from ..wire.roles import key_of_name, may_say
+from .callers import Callers
+from .gate import Gate
+from .keys import NO_TCP, Trust
 from .lent import Lent
 from .line import Line, Socket, identity_of
+from .sockets import LINGER_MS, Sockets
 
 NO_COPY_BYTES = 256 << 10  # below this a copy costs less than handing the memory over and hearing when it is free
 MESSAGES_A_TURN = 256
-IO_THREADS = 2
-LINGER_MS = 1_000
-HANDSHAKE_MS = 10_000
-RECONNECT_MS = (100, 2_000)
-LOCAL_RECONNECT_MS = (10, 500)  # a knock on a socket of this host costs microseconds
 BATCH_MAX = 64  # messages in one multipart
 WAITING_MAX = 64  # small messages that wait for the first connection to a node
-PEERS_MAX = 8_192  # remembered by name
-IPC_PATH_BYTES_MAX = 107
 
 _NOW, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)  # plain numbers: combining flags costs a microsecond
-
-_NAME = re.compile(rb"[a-z][a-z0-9]{0,15}(\.[0-9a-f]{8})?\Z")
 
 Deliver = Callable[[str, Message], None]
 
@@ -61,6 +56,7 @@ class Network:
         deliver: Deliver,
         limits: Limits = Limits(),
         log: Callable[..., None] = lambda event, **fields: None,
+        trust: Trust = NO_TCP,
     ) -> None:
         self.name = name
         self.endpoint = ""  # where we are called; a port of 0 is filled in
@@ -72,13 +68,15 @@ class Network:
         self._log = log
         self._lent = Lent()
         self._dealers: dict[str, Line] = {}
-        self._callers: dict[str, Line] = {}
-        self._names: dict[bytes, str] = {}
+        self._callers = Callers(name, None, strict=trust.keys is not None)
         self._reading: Socket | None = None
         self._batching: dict[str, Line] = {}  # peers with a batch
         self._touched: dict[Socket, Line] = {}  # sent on, and not read since
-        self._context = zmq.Context(IO_THREADS)
-        self._context.set(zmq.MAX_SOCKETS, limits.nodes_max + 64)
+        self._unusable: dict[str, str] = {}  # nodes without a socket, perhaps only until there is a key
+        self._trust = trust
+        self._sockets = Sockets(name, limits, trust)
+        self._context = self._sockets.context
+        self._gate: Gate | None = None  # where keys are needed
         self._router = None if bind is None else self._listen(bind)
 
     # -- for the node's effects ---------------------------------------------------------------------------------------
@@ -88,7 +86,7 @@ class Network:
         if to == self.name:
             self._loop.call_soon(self._deliver, to, message)
             return
-        line = self._dealers.get(to) or self._callers.get(to) or self._caller(to)
+        line = self._dealers.get(to) or self._callers.lines.get(to) or self._caller(to)
         if line is None:
             self.away += 1
             return
@@ -104,29 +102,28 @@ class Network:
         """From now on messages to `node` go to `endpoint`.  Small ones that are sent before it is up wait for it."""
         if node in self._dealers:
             return
-        socket: Socket | None = None
+        gate = self._gate_open() if self._sockets.is_proven(node, endpoint) else None
         try:
-            socket = self._socket(zmq.DEALER)
-            socket.set(zmq.IMMEDIATE, 1)  # nothing is queued for a peer that is away
-            low, high = LOCAL_RECONNECT_MS if endpoint.startswith("ipc:") else RECONNECT_MS
-            socket.set(zmq.RECONNECT_IVL, low)
-            socket.set(zmq.RECONNECT_IVL_MAX, high)
-            socket.connect(endpoint)
-        except zmq.ZMQError as error:  # no such address, or no descriptor left
-            if socket is not None:
-                socket.close(linger=0)
-            self._log("endpoint_unusable", peer=node, endpoint=endpoint, why=error.strerror)
+            socket = self._sockets.dealer(node, endpoint)
+        except (zmq.ZMQError, KeysError) as error:  # no such address, no descriptor left, or no key
+            why = str(error) if isinstance(error, KeysError) else error.strerror
+            self._log("endpoint_unusable", peer=node, endpoint=endpoint, why=why)
+            self._unusable[node] = endpoint
             return
-        line = Line(node, socket, lambda: None, b"")
+        self._unusable.pop(node, None)
+        line = Line(node, socket, lambda: None, b"", endpoint)
         line.read = partial(self._read_dealer, line)
         line.waiting = deque(maxlen=WAITING_MAX)
         self._dealers[node] = line
         self._loop.add_reader(socket.fileno(), line.read)
+        if gate is not None:
+            gate.watch(socket, node, partial(self._redial, line))
 
     def disconnect(self, node: str) -> None:
         """Forget the node and whatever still waits for it."""
-        self._callers.pop(node, None)
+        self._callers.lines.pop(node, None)
         self._batching.pop(node, None)
+        self._unusable.pop(node, None)
         line = self._dealers.pop(node, None)
         if line is not None:
             self._shut(line.socket, 0)
@@ -141,58 +138,73 @@ class Network:
         for line in self._dealers.values():
             self._shut(line.socket, linger_ms)
         self._dealers.clear()
-        self._callers.clear()
+        self._callers.lines.clear()
         if self._router is not None:
             self._shut(self._router, linger_ms)
             self._router = None
-        self._context.term()
+        self._end()
 
     def counters(self) -> dict[str, int]:
         """For beats and status pages."""
         names = ("sent", "received", "bytes_sent", "bytes_received", "away", "full", "refused", "strangers")
-        return {f"net_{name}": getattr(self, name) for name in names}
+        told = {f"net_{name}": getattr(self, name) for name in names}
+        return told if self._gate is None else {**told, **self._gate.counters()}
 
     # -- sockets ------------------------------------------------------------------------------------------------------
 
-    def _socket(self, kind: int) -> Socket:
-        socket = self._context.socket(kind)
-        socket.set(zmq.IDENTITY, self.name.encode())
-        socket.set(zmq.SNDHWM, 0)  # zmq drops silently at its own mark: the bytes are bounded by our Queue
-        socket.set(zmq.RCVHWM, 0)
-        socket.set(zmq.LINGER, LINGER_MS)
-        socket.set(zmq.MAXMSGSIZE, self._limits.frame_bytes_max)
-        socket.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-        socket.set(zmq.TCP_KEEPALIVE, 1)
-        socket.set(zmq.TCP_KEEPALIVE_IDLE, 10)
-        socket.set(zmq.TCP_KEEPALIVE_INTVL, 5)
-        socket.set(zmq.TCP_KEEPALIVE_CNT, 3)
-        return socket
-
     def _listen(self, endpoint: str) -> Socket:
-        path = endpoint.removeprefix("ipc://")
-        if path != endpoint and len(path.encode()) > IPC_PATH_BYTES_MAX:
-            self._context.term()
-            raise WorldError(
-                f"{path} is longer than the {IPC_PATH_BYTES_MAX} bytes of a unix socket's path: "
-                "take a shorter cluster name or --root"
-            )
-        router = self._socket(zmq.ROUTER)
-        router.set(zmq.ROUTER_MANDATORY, 1)
-        router.set(zmq.ROUTER_HANDOVER, 1)
+        router = self._sockets.router()
         try:
-            router.bind(endpoint)
-        except zmq.ZMQError as error:
-            router.close(linger=0)
-            self._context.term()
-            raise WorldError(f"cannot listen on {endpoint}: {error.strerror}") from error
-        self.endpoint = router.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
+            if self._sockets.is_guarded(endpoint):
+                self._gate_open().watch(router)
+                self._callers.gate = self._gate
+            self.endpoint = self._sockets.listen(router, endpoint)
+        except PlugmlError:
+            self._drop(router, 0)
+            self._end()
+            raise
         self._loop.add_reader(router.fileno(), self._read_router)
         return router
+
+    def _gate_open(self) -> Gate:
+        if self._gate is None:
+            assert self._trust.keys is not None
+            self._gate = Gate(self._loop, self._context, self.name, self._trust.keys, self._log, self._on_keys)
+        return self._gate
+
+    def _on_keys(self, changed: set[str]) -> None:
+        """Keys were made, taken away or made anew: no connection lives on that another key has opened."""
+        self._callers.forget(changed)
+        for node, line in tuple(self._dealers.items()):
+            if key_of_name(node) in changed and self._sockets.is_proven(node, line.endpoint):
+                self._redial(line)
+        for node, endpoint in tuple(self._unusable.items()):
+            if key_of_name(node) in changed:
+                self.connect(node, endpoint)
+
+    def _redial(self, line: Line) -> None:
+        """Call the node by another socket; what waits for the connection waits on."""
+        node, waiting = line.name, line.waiting
+        self.disconnect(node)
+        self.connect(node, line.endpoint)
+        again = self._dealers.get(node)
+        if again is not None and again.waiting is not None:
+            again.waiting.extend(waiting or ())
+
+    def _drop(self, socket: Socket, linger_ms: int) -> None:
+        if self._gate is not None:
+            self._gate.unwatch(socket)
+        socket.close(linger=linger_ms)
+
+    def _end(self) -> None:
+        if self._gate is not None:
+            self._gate.close()
+        self._context.term()
 
     def _shut(self, socket: Socket, linger_ms: int) -> None:
         self._touched.pop(socket, None)
         self._loop.remove_reader(socket.fileno())
-        socket.close(linger=linger_ms)
+        self._drop(socket, linger_ms)
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
@@ -301,12 +313,7 @@ class Network:
 
     def _caller(self, name: str) -> Line | None:
         """The way back to a node that calls us, None if nobody does."""
-        if self._router is None:
-            return None
-        if len(self._callers) >= PEERS_MAX:
-            self._callers.clear()
-        line = self._callers[name] = Line(name, self._router, self._read_router, name.encode())
-        return line
+        return None if self._router is None else self._callers.line(name, self._router, self._read_router)
 
     def _touch(self, line: Line) -> None:
         if line.socket is self._reading:
@@ -331,7 +338,7 @@ class Network:
         for _ in range(MESSAGES_A_TURN):
             self._reading = router
             try:
-                identity = router.recv(_NOW)
+                head = router.recv(_NOW, copy=self._callers.gate is None)
             except zmq.Again:
                 if self._batching:
                     self._send_batches()  # on this very socket too, which may swallow a signal: look again
@@ -339,7 +346,7 @@ class Network:
                 self._reading = None
                 return
             frames = self._frames(router)
-            sender = self._names.get(identity) or self._name_of(identity)
+            sender = self._callers.sender(head)
             if sender:
                 self._receive(sender, frames)
             else:
@@ -398,21 +405,15 @@ class Network:
             except PeerError as error:
                 self._is_bad(sender, str(error))
                 return
+            if self._trust.keys is not None and not may_say(sender, message):
+                self._is_bad(sender, f"a node of its role has no {type(message).__name__} to say")
+                return
             self.received += 1
             self._deliver(sender, message)
 
     def _is_bad(self, sender: str, why: str) -> None:
         self.refused += 1
-        line = self._dealers.get(sender) or self._callers.get(sender) or self._caller(sender)
+        line = self._dealers.get(sender) or self._callers.lines.get(sender) or self._caller(sender)
         if line is not None and not line.bad:
             line.bad = True
             self._log("peer_refused", peer=sender, why=why)
-
-    def _name_of(self, identity: bytes) -> str:
-        """The node's name, "" if it is none (zmq gives a number of its own to who calls without a name)."""
-        if not _NAME.match(identity):
-            return ""
-        if len(self._names) >= PEERS_MAX:
-            self._names.clear()
-        name = self._names[identity] = identity.decode()
-        return name

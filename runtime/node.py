@@ -31,7 +31,8 @@ from .descriptors import raise_limit
 from .driver import Driver, Performer
 from .log import LogFile
 from .memory import keep_freed_memory
-from .network import LINGER_MS, Network
+from .network import Network
+from .sockets import LINGER_MS
 
 EXIT_CRASH = 70
 NOTIFY_S_MAX = 5.0  # for a supervisor that reads slowly; one that stands still must not hold us up

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import socket
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import uvloop
 import zmq
 
 from plugml.core.errors import WorldError
 from plugml.core.limits import Limits
+from plugml.runtime.keys import Trust
 from plugml.runtime.lent import Lent, Queue
 from plugml.runtime.network import MESSAGES_A_TURN, Network
 from plugml.wire import codec
 from plugml.wire import messages as m
 
-HANG_S = 60.0
-S0, S0_AGAIN, A0, A0_AGAIN = "s0.00000001", "s0.00000002", "a0.00000003", "a0.00000004"
-ACK = m.PushAck(1, 2, 3, 4, 5, 6, 7)
+from .network_host import A0, A0_AGAIN, ACK, S0, S0_AGAIN, Host, opened
+
+INSECURE = Trust(insecure=True)
 
 
 def push(*arrays: np.ndarray[Any, Any], seq: int = 1) -> m.Push:
@@ -33,58 +32,10 @@ def push(*arrays: np.ndarray[Any, Any], seq: int = 1) -> m.Push:
     return m.Push(1, 2, 3, 4, 0, (m.Component(0, 1, seq, seq - 1, 0, 1.0),), segments, arrays)
 
 
-class Host:
-    """A loop with networks on it, what they were given, and what they told the log."""
-
-    def __init__(self, directory: Path) -> None:
-        self.loop = uvloop.new_event_loop()
-        self.directory = directory
-        self.got: dict[str, list[tuple[str, Any]]] = {}
-        self.logged: list[tuple[str, str, dict[str, Any]]] = []
-        self.networks: dict[str, Network] = {}
-        self.errors: list[dict[str, Any]] = []
-        self.loop.set_exception_handler(lambda loop, context: self.errors.append(context))
-
-    def endpoint(self, id_: str) -> str:
-        return f"ipc://{self.directory}/{id_}"
-
-    def open(
-        self, name: str, bind: str | None = None, limits: Limits = Limits(), deliver: Callable[[str, Any], None] | None = None
-    ) -> Network:
-        got = self.got.setdefault(name, [])
-
-        def log(event: str, **fields: Any) -> None:
-            self.logged.append((name, event, fields))
-
-        network = Network(self.loop, name, bind, deliver or (lambda sender, message: got.append((sender, message))), limits, log)
-        self.networks[name] = network
-        return network
-
-    def until(self, holds: Callable[[], object]) -> None:
-        async def watch() -> None:
-            while not holds():
-                await asyncio.sleep(0.002)
-
-        self.loop.run_until_complete(asyncio.wait_for(watch(), HANG_S))
-
-    def run(self, seconds: float) -> None:
-        self.loop.run_until_complete(asyncio.sleep(seconds))
-
-    def events(self, name: str) -> list[str]:
-        return [event for node, event, _ in self.logged if node == name]
-
-    def close(self, name: str) -> None:
-        self.networks.pop(name).close(linger_ms=0)
-
-
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Host]:
-    host = Host(tmp_path)
-    yield host
-    for network in host.networks.values():
-        network.close(linger_ms=0)
-    host.loop.close()
-    assert not host.errors, host.errors
+    with opened(tmp_path) as host:
+        yield host
 
 
 def pair(host: Host, limits: Limits = Limits()) -> tuple[Network, Network]:
@@ -250,7 +201,7 @@ def test_who_answers_at_the_old_endpoint_after_a_restart_is_another_node(host: H
 def test_a_caller_that_comes_back_under_its_name_takes_over(host: Host) -> None:
     server, agent = pair(host)
     twin = host.open("c9.00000009")
-    twin.name = A0  # the same node after its connection broke without a word
+    twin._sockets.name = A0  # the same node after its connection broke without a word
     twin.connect(S0, host.endpoint("s0"))
     twin.send(S0, ACK._replace(seq=99))
     host.until(lambda: len(host.got[S0]) == 2)
@@ -408,7 +359,7 @@ def test_a_taken_port_and_too_long_a_path_are_sentences(host: Host, no_leaks: No
     taken.bind(("127.0.0.1", 0))
     taken.listen()
     with pytest.raises(WorldError, match=r"cannot listen on tcp://127\.0\.0\.1:\d+: Address already in use"):
-        Network(host.loop, S0, f"tcp://127.0.0.1:{taken.getsockname()[1]}", lambda sender, message: None)
+        Network(host.loop, S0, f"tcp://127.0.0.1:{taken.getsockname()[1]}", lambda sender, message: None, trust=INSECURE)
     taken.close()
     with pytest.raises(WorldError, match="longer than the 107 bytes"):
         Network(host.loop, S0, f"ipc:///tmp/{'x' * 110}", lambda sender, message: None)
@@ -417,8 +368,8 @@ def test_a_taken_port_and_too_long_a_path_are_sentences(host: Host, no_leaks: No
 
 
 def test_tcp_works_too_and_a_free_port_is_told(host: Host) -> None:
-    server = host.open(S0, "tcp://127.0.0.1:0")
-    agent = host.open(A0)
+    server = host.open(S0, "tcp://127.0.0.1:0", trust=INSECURE)
+    agent = host.open(A0, trust=INSECURE)
     agent.connect(S0, server.endpoint)
     agent.send(S0, ACK)
     host.until(lambda: host.got[S0])
