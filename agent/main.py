@@ -16,6 +16,7 @@ from typing import Any
 import numpy
 
 from ..core.limits import Limits
+from ..runtime.keys import NO_TCP, Trust
 from ..runtime.log import LogFile
 from ..runtime.node import Node, node_name, run_node
 from ..shm_protocol.channel import agent_number
@@ -114,6 +115,7 @@ def run_agent(
     allow_disk: bool = False,
     verbose: bool = False,
     limits: Limits = Limits(),
+    trust: Trust = NO_TCP,
 ) -> int:
     """Serve the channels of `root` until SIGTERM or SIGINT; gives the exit code.  Raises `PlugmlError` if it cannot start.
 
@@ -141,7 +143,7 @@ def run_agent(
             node.loop.call_soon(shell.start, swept.channels)
             return shell.machine
 
-        return run_node(make, name, None, limits=limits, log=lines, ready_on="registered")
+        return run_node(make, name, None, limits=limits, log=lines, ready_on="registered", trust=trust)
     finally:
         os.close(root_fd)
         os.close(lock_fd)

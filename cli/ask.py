@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import Any
@@ -10,7 +11,9 @@ import zmq
 
 from ..core.errors import Code, PeerError, RequestError, WorldError
 from ..launch.discovery import ClusterFile
+from ..launch.reach import admin_trust
 from ..runtime.node import node_name
+from ..runtime.sockets import call_with_keys
 from ..wire import codec
 from ..wire.messages import Admin, AdminTold
 
@@ -24,15 +27,20 @@ class Asker:
 
     def __init__(self, cluster: ClusterFile) -> None:
         self.cluster = cluster
+        trust, name = admin_trust(cluster, os.environ), node_name("c0")
+        self._keys = f", or it does not let in the admin's key in {trust.keys.directory}" if trust.keys is not None else ""
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        self._socket.set(zmq.IDENTITY, node_name("c0").encode())
+        self._socket.set(zmq.IDENTITY, name.encode())
         self._socket.set(zmq.IMMEDIATE, 1)
         self._socket.set(zmq.RECONNECT_IVL, 10)
         self._socket.set(zmq.RECONNECT_IVL_MAX, 500)
         self._socket.set(zmq.LINGER, 0)
         self._request = 0
-        for endpoint in cluster.masters.values():
+        keys = trust.keys
+        for master, endpoint in cluster.masters.items():
+            if keys is not None:
+                call_with_keys(self._socket, name, keys.pair.public, keys.pair.secret, keys.public_of(master))
             self._socket.connect(endpoint)
 
     def __enter__(self) -> Asker:
@@ -55,7 +63,7 @@ class Asker:
             waited_s = time.monotonic() - start
             if waited_s > WAIT_S_MAX:
                 raise WorldError(
-                    f"the master of cluster {self.cluster.name} has not answered for {waited_s:.0f} s; "
+                    f"the master of cluster {self.cluster.name} has not answered for {waited_s:.0f} s{self._keys}; "
                     f"its log is {self.cluster.logs / 'm0.log'}"
                 )
             if waited_s > WAIT_SAID_S and not said:

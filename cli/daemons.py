@@ -12,6 +12,7 @@ import click
 
 if TYPE_CHECKING:
     from ..launch.discovery import ClusterFile
+    from ..launch.reach import Wish
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -21,12 +22,22 @@ NOTIFY_SOCKET, READY=1.  SIGTERM or Ctrl-C ends it with 0.  Nodes may start in a
 """
 
 
+_LISTENING = (
+    click.option("--interface", default="", metavar="NAME", help="Listen for other hosts at this interface or address; default: towards the master, if that is on TCP."),
+    click.option("--port", "--port-range", "port", default="", metavar="N|A-B", help="Port, or range whose first free one is taken; default: any free one."),
+)  # fmt: skip
+
+
 def _options(role: str, id_: str) -> Callable[[F], F]:
     options = [
         click.option("--id", "id_", default=id_, show_default=True, metavar="ID", help=f"The {role}'s id: a letter and a number."),
-        click.option("--cluster", default="", metavar="NAME|FILE", help="Which cluster; default PLUGML_CLUSTER, else the only one here."),
+        click.option("--cluster", default="", metavar="WHICH", help="Which cluster: its name, its cluster.json, or HOST:PORT of its master; default PLUGML_CLUSTER, else the only one here."),
         click.option("--root", type=click.Path(), default=None, metavar="DIR", help="Directory in memory for channels and sockets."),
         click.option("--state", type=click.Path(), default=None, metavar="DIR", help="Directory for what must outlive the process."),
+        click.option("--keys", default="", metavar="DIR", help="Directory of keys (plugml keygen); default PLUGML_KEYS, else where cluster.json says."),
+        click.option("--data-security", type=click.Choice(["keys", "plain"]), default="keys", help="plain: pushes and values travel unencrypted (docs/security.md)."),
+        click.option("--insecure-trusted-network", "insecure", is_flag=True, help="Speak over TCP without keys: whoever reaches the port can do everything."),
+        *(_LISTENING if role != "agent" else ()),
         click.option("--log", default="", metavar="FILE", help="Append to FILE instead of standard error."),
         click.option("-v", "--verbose", is_flag=True, help="Say more."),
         click.option("--supervised", is_flag=True, hidden=True),
@@ -45,53 +56,77 @@ def _options(role: str, id_: str) -> Callable[[F], F]:
 @click.option("--servers", default=1, show_default=True, metavar="N", type=click.IntRange(0), help="The first job waits a while for N servers.")
 def master(id_: str, supervised: bool, log: str, verbose: bool, servers: int, **where: Any) -> int:
     """Run a master: it decides who owns what, and is never in the way of data."""
-    from ..launch import discovery
+    from ..launch import discovery, reach
     from ..master.main import run_master
     from ..runtime.log import LogFile
 
+    wish = _wish(where)
     cluster = _places(supervised, new=True, **where)
     with _node(cluster, id_, "m", allow_disk=True):  # the agent judges: only the channels need memory
-        hold = None if supervised else discovery.Hold(cluster._replace(pid=os.getpid(), keeper="master"))
+        cluster = reach.master_at(cluster, id_, wish, os.environ)
+        endpoint = cluster.masters[id_]
+        trust = reach.trust_of(cluster, id_, endpoint)
+        hold = None
+        if not supervised:
+            hold = discovery.Hold(reach.with_public_keys(cluster)._replace(pid=os.getpid(), keeper="master"))
         try:
             if hold is not None:
                 hold.publish()
             lines = LogFile(id_, log, verbose)
-            endpoint = cluster.endpoint(id_)
-            return run_master(id_, cluster=cluster.name, endpoint=endpoint, state=cluster.state, servers=servers, log=lines)
+            return run_master(
+                id_, cluster=cluster.name, endpoint=endpoint, state=cluster.state, servers=servers, log=lines, trust=trust
+            )
         finally:
             if hold is not None:
                 hold.withdraw()
 
 
-@click.command(epilog="\b\nExamples:\n  plugml server --cluster lab --id s1\n\n" + FOOT)
+@click.command(epilog="\b\nExamples:\n  plugml server --cluster lab --id s1\n  plugml server --cluster node7:7000 --keys plugml-keys --id s1\n\n" + FOOT)
 @_options("server", "s0")
 def server(id_: str, supervised: bool, log: str, verbose: bool, **where: Any) -> int:
     """Run a server: it keeps key ranges of the tables."""
+    from ..launch import reach
     from ..runtime.log import LogFile
     from ..server.main import run_server
 
-    cluster = _places(supervised, new=False, **where)
+    wish = _wish(where)
+    cluster = reach.secured(_places(supervised, new=False, **where), wish, os.environ)
     with _node(cluster, id_, "s", allow_disk=True):
+        endpoint = reach.listen_at(cluster, id_, wish)
+        trust = reach.trust_of(cluster, id_, endpoint)
         lines = LogFile(id_, log, verbose)
-        endpoint = cluster.endpoint(id_)
-        return run_server(id_, endpoint=endpoint, masters=cluster.masters, log=lines)
+        return run_server(id_, endpoint=endpoint, masters=cluster.masters, log=lines, trust=trust)
 
 
-@click.command(epilog="\b\nExamples:\n  plugml agent --cluster lab\n\n" + FOOT)
+@click.command(epilog="\b\nExamples:\n  plugml agent --cluster lab\n  plugml agent --cluster node7:7000 --keys plugml-keys --id a1\n\n" + FOOT)
 @_options("agent", "a0")
 @click.option("--allow-disk", is_flag=True, help="Accept a root that is not in memory (slow).")
 def agent(id_: str, supervised: bool, log: str, verbose: bool, allow_disk: bool, **where: Any) -> int:
     """Run the agent of this host: it stands between the programs and the servers."""
     from ..agent.main import run_agent
+    from ..launch import reach
 
-    cluster = _places(supervised, new=False, **where)
+    wish = _wish(where)
+    cluster = reach.secured(_places(supervised, new=False, **where), wish, os.environ)
     with _node(cluster, id_, "a", allow_disk):
-        return run_agent(id_, cluster.name, cluster.root, cluster.masters, log=log, allow_disk=allow_disk, verbose=verbose)
+        trust = reach.trust_of(cluster, id_)
+        return run_agent(id_, cluster.name, cluster.root, cluster.masters, log=log, allow_disk=allow_disk, verbose=verbose, trust=trust)
+
+
+def _wish(where: dict[str, Any]) -> Wish:
+    """Take what concerns TCP out of the options."""
+    from ..core.addresses import parse_ports
+    from ..launch.reach import Wish
+
+    interface, port = where.pop("interface", ""), where.pop("port", "")
+    plain_data = where.pop("data_security") == "plain"
+    return Wish(interface, parse_ports(port) if port else (0, 0), where.pop("keys"), where.pop("insecure"), plain_data)
 
 
 def _places(supervised: bool, new: bool, cluster: str, root: str | None, state: str | None) -> ClusterFile:
     """Where the node lives: as told, as the running cluster's file says, or by the rules for that name."""
     from ..launch import discovery
+    from ..launch.clusterfile import ELSEWHERE
 
     given_root, given_state = (Path(path) if path else None for path in (root, state))
     wanted = cluster or os.environ.get("PLUGML_CLUSTER", "")
@@ -99,11 +134,13 @@ def _places(supervised: bool, new: bool, cluster: str, root: str | None, state: 
         found = discovery.named(wanted, os.environ) if wanted else None
         if found is None and not wanted and not new:
             found = discovery.find("", os.environ)
-        if found is not None and root is None and state is None:
-            return found
+        if found is not None and (found.keeper == ELSEWHERE or (root is None and state is None)):
+            return found._replace(root=given_root or found.root, state=given_state or found.state)
     file, note = discovery.places(wanted or discovery.new_name(), given_root, given_state, os.environ)
     if note:
         click.echo(f"plugml: {note}", err=True)
+    if supervised:  # the supervisor has written down what it has chosen
+        return discovery.named(str(file.state), os.environ) or file
     return file
 
 

@@ -3,7 +3,7 @@
 A verb's module is imported when the verb is used, so that `plugml --help` needs neither numpy nor zmq.
 
     exit codes   0 well   1 an error that was told   2 usage   69 no cluster   73 channel root full   75 stopped, resume
-                 130 Ctrl-C   141 the reader of our output has gone   else a worker's own (see `plugml run --help`)
+                 77 keys   130 Ctrl-C   141 the reader of our output has gone   else a worker's own (see `plugml run --help`)
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
         "master": Verb("daemons", "master", "Decide who owns what."),
         "server": Verb("daemons", "server", "Keep the values."),
         "agent": Verb("daemons", "agent", "Serve this host's programs."),
+        "keygen": Verb("keygen", "keygen", "Make the keys of a cluster of several hosts."),
     },
     "Shell": {
         "completion": Verb("completion", "completion", "Print the code that completes plugml's words in your shell."),

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ..core.errors import WorldError
 from ..core.limits import Limits
+from ..runtime.keys import Trust
 from ..runtime.network import Network
 from ..runtime.node import node_name, now_us
 from ..runtime.output import Piece
@@ -28,6 +29,7 @@ from . import discovery
 from .daemon import FROM_OUTSIDE, Daemon, command, environment
 from .discovery import ClusterFile
 from .keeper import end_keepers
+from .reach import admin_trust
 
 GRACE_S = 5.0  # for a child that was told to end
 WAIT_SAID_S = 10.0  # a wait says after this what it waits for
@@ -102,7 +104,7 @@ class LocalCluster:
             discovery.make_private(self.root / "ipc")
             self._hold.publish()
             self._notify = self._listen()
-            self._report = Report(self.loop, self.file.masters, self._limits)
+            self._report = Report(self.loop, self.file.masters, self._limits, admin_trust(self.file, {}))
             for daemon in self.daemons:
                 self._check()
                 self._spawn(daemon)
@@ -266,11 +268,11 @@ class LocalCluster:
 class Report:
     """Tells every master of an exit, again until one has answered: then nobody waits for beats that cannot come."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, masters: Mapping[str, str], limits: Limits) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, masters: Mapping[str, str], limits: Limits, trust: Trust) -> None:
         self._loop = loop
         self._masters = masters
         self._limits = limits
-        self._network = Network(loop, node_name("u0"), None, self._on_message, limits)
+        self._network = Network(loop, node_name("u0"), None, self._on_message, limits, trust=trust)
         self._open: dict[int, NodeExit] = {}
         self._number = 0
         self._timer: asyncio.TimerHandle | None = None

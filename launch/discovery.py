@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import fcntl
 import getpass
-import json
 import os
 import re
 import secrets
@@ -19,56 +18,18 @@ import shutil
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
+from ..core.addresses import parse_tcp
 from ..core.errors import NoClusterError, RootError, UsageError, WorldError
 from ..core.table import check_name
 from ..shm_protocol.root import CLUSTER_NAME_MAX, boot_id, channel_parts, default_root, file_system, lock_agent, sweep
+from .clusterfile import ELSEWHERE
+from .clusterfile import ClusterFile as ClusterFile
 
 FILE, LOCK, LOGS = "cluster.json", "cluster.lock", "logs"
-VERSION = 1
 #: File systems of several hosts: databases and locks are not safe there.
 SHARED = ("nfs", "nfs4", "lustre", "gpfs", "cifs", "smb3", "afs", "ceph", "beegfs", "glusterfs", "pvfs2", "wekafs", "sshfs")
 FILE_BYTES_MAX = 64 << 10
-
-
-class ClusterFile(NamedTuple):
-    """What `cluster.json` says.  `pid` is that of the process that keeps the cluster (0: not started), `keeper` what it
-    is: up, run, or a master started by hand."""
-
-    name: str
-    root: Path
-    state: Path
-    masters: dict[str, str]
-    pid: int
-    keeper: str = "up"
-
-    @property
-    def logs(self) -> Path:
-        return self.state / LOGS
-
-    def endpoint(self, id_: str) -> str:
-        """Where node `id_` of this host listens."""
-        return f"ipc://{self.root}/ipc/{id_}"
-
-    def to_text(self) -> str:
-        document = {
-            "version": VERSION, "name": self.name, "root": str(self.root), "masters": self.masters,
-            "state": str(self.state), "pid": self.pid, "keeper": self.keeper,
-        }  # fmt: skip
-        return json.dumps(document, indent=1) + "\n"
-
-    @classmethod
-    def from_text(cls, text: str, where: Path) -> ClusterFile:
-        try:
-            found = json.loads(text)
-            if found["version"] != VERSION:
-                raise UsageError(f"{where} is of version {found['version']}, this plugml reads {VERSION}")
-            masters = {str(id_): str(endpoint) for id_, endpoint in found["masters"].items()}
-            root, state = Path(found["root"]), Path(found["state"])
-            return cls(str(found["name"]), root, state, masters, int(found["pid"]), str(found.get("keeper", "up")))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UsageError(f"{where} is no cluster.json: {error!r}") from error
 
 
 # -- places -----------------------------------------------------------------------------------------------------------
@@ -111,7 +72,24 @@ def places(name: str, root: Path | None, state: Path | None, environ: Mapping[st
         home, note = state_home(environ)
         state = home / name
     root = (root or default_root(name, environ)).absolute()
-    return ClusterFile(name, root, state.absolute(), {"m0": f"ipc://{root}/ipc/m0"}, 0), note
+    return ClusterFile(name, root, state.absolute(), {"m0": f"ipc://{root}/ipc/m0"}, 0, host=socket.gethostname()), note
+
+
+def elsewhere(cluster: ClusterFile, environ: Mapping[str, str]) -> ClusterFile:
+    """The same cluster as seen from this host, which is another than its master's: our places are our own."""
+    ours, _ = places(cluster.name, None, None, environ)
+    return cluster._replace(root=ours.root, state=ours.state, pid=0, keeper=ELSEWHERE, keys="")
+
+
+def at_addresses(wanted: str, environ: Mapping[str, str]) -> ClusterFile:
+    """The cluster whose masters m0, m1 ... are at HOST:PORT[,HOST:PORT ...].  Here it is called after the first of them."""
+    addresses = [parse_tcp(word) for word in wanted.split(",")]
+    if any(address.first != address.last or not address.first for address in addresses):
+        raise UsageError(f"{wanted!r}: give the one port of each master")
+    name = re.sub(r"[^A-Za-z0-9_]", "-", f"{addresses[0].host}-{addresses[0].first}").strip("-")[-CLUSTER_NAME_MAX:].strip("-")
+    masters = {f"m{number}": address.endpoint for number, address in enumerate(addresses)}
+    ours, _ = places(name, None, None, environ)
+    return ours._replace(masters=masters, keeper=ELSEWHERE, host="", security="keys")
 
 
 def make_private(directory: Path) -> None:
@@ -242,14 +220,14 @@ def keeper_of(cluster: ClusterFile) -> int:
 
 
 def find(given: str, environ: Mapping[str, str]) -> ClusterFile:
-    """The running cluster that the user means: `given` (a name or a file), PLUGML_CLUSTER, or the only one there is.
+    """The running cluster that the user means: `given` (a name, a file or HOST:PORT), PLUGML_CLUSTER, or the only one there is.
 
     The private clusters of `plugml run` count only where no other runs.
     """
     wanted = given or environ.get("PLUGML_CLUSTER", "")
     if wanted:
         cluster = named(wanted, environ)
-        if cluster is None or not keeper_of(cluster):
+        if cluster is None or not (cluster.keeper == ELSEWHERE or keeper_of(cluster)):
             raise NoClusterError(f"no cluster {wanted!r} runs here; {_listed(running(environ))}")
         return cluster
 
@@ -264,13 +242,17 @@ def find(given: str, environ: Mapping[str, str]) -> ClusterFile:
 
 
 def named(wanted: str, environ: Mapping[str, str]) -> ClusterFile | None:
-    """The cluster of that name, or of that file, whether it runs or not; None if nothing is known of it."""
+    """The cluster of that name, of that file, or at those addresses, whether it runs or not; None if nothing is known of it."""
     if "/" in wanted or wanted.endswith(".json"):
         path = Path(wanted)
         cluster = _read(path / FILE if path.is_dir() else path)
         if cluster is None:
             raise NoClusterError(f"{wanted} is no cluster.json that can be read")
+        if cluster.is_spread and cluster.host not in ("", socket.gethostname()):
+            return elsewhere(cluster, environ)
         return cluster
+    if ":" in wanted:
+        return at_addresses(wanted, environ)
     check_cluster_name(wanted)
     for directory in _directories(environ):
         if directory.name == wanted or directory == _given_root(environ):

@@ -6,6 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from ..core.limits import Limits
+from ..runtime.keys import NO_TCP, Trust
 from ..runtime.log import LogFile
 from ..runtime.node import Node, run_node
 from .effects import StoreCas, StoreDone
@@ -24,6 +25,7 @@ def run_master(
     servers: int = 1,
     log: LogFile | None = None,
     limits: Limits = Limits(),
+    trust: Trust = NO_TCP,
 ) -> int:
     """Run master `id_` of `cluster` at `endpoint` until it is told to end; gives the exit code.
 
@@ -38,7 +40,7 @@ def run_master(
         incarnation = f"{node.draw(0, 0xFFFFFFFF):08x}"
         return MasterMachine(id_, incarnation, cluster, limits, servers)
 
-    return run_node(make, id_, endpoint, limits=limits, log=log, ready_on="ready")
+    return run_node(make, id_, endpoint, limits=limits, log=log, ready_on="ready", trust=trust)
 
 
 class StoreThread:

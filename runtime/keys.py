@@ -53,14 +53,15 @@ def check_library(curve: bool, version: tuple[int, int, int] | None = None, has_
 # -- making -----------------------------------------------------------------------------------------------------------
 
 
-def make_keys(directory: Path, ids: Iterable[str], renew: Iterable[str] = ()) -> list[str]:
-    """Make what is missing of the keys `ids`, and those of `renew` anew; gives the ids that were made.
+def make_keys(directory: Path, ids: Iterable[str], renew: Iterable[str] = (), revoke: Iterable[str] = ()) -> list[str]:
+    """Make what is missing of the keys `ids`, and those of `renew` anew, and strike out those of `revoke`; gives the ids that were made.
 
     Several may be at this at once.  A key whose file is gone (it was moved to its host) stays what the roster says.
     """
     check_library(curve=True)
-    wanted, anew = list(dict.fromkeys([*ids, *renew])), set(renew)
-    for id_ in wanted:
+    anew, struck = set(renew), set(revoke)
+    wanted = list(dict.fromkeys([*(id_ for id_ in ids if id_ not in struck), *renew]))
+    for id_ in [*wanted, *struck]:
         if not role_of_key(id_):
             raise KeysError(f"{id_!r} names no key: use m0, s0, a0 ..., admin or admin-NAME")
     _make_directory(directory)
@@ -73,8 +74,11 @@ def make_keys(directory: Path, ids: Iterable[str], renew: Iterable[str] = ()) ->
             public, secret = (word.decode() for word in zmq.curve_keypair())
             _write(directory / f"{id_}.key", {"version": VERSION, "id": id_, "public": public, "secret": secret}, 0o600)
             roster[id_] = public
-        if missing:
+        gone = [id_ for id_ in struck if roster.pop(id_, None)]
+        if missing or gone:
             _write(directory / ROSTER, {"version": VERSION, "keys": roster}, 0o644)
+        for id_ in gone:
+            (directory / f"{id_}.key").unlink(missing_ok=True)
         return missing
     finally:
         os.close(lock)

@@ -29,6 +29,7 @@ from ..core.limits import Limits
 from ..wire.messages import Beat
 from .descriptors import raise_limit
 from .driver import Driver, Performer
+from .keys import NO_TCP, Trust, check_library
 from .log import LogFile
 from .memory import keep_freed_memory
 from .network import Network
@@ -88,7 +89,14 @@ class Node:
     """
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, name: str, bind: str | None, limits: Limits, log: LogFile, ready_on: str
+        self,
+        loop: asyncio.AbstractEventLoop,
+        name: str,
+        bind: str | None,
+        limits: Limits,
+        log: LogFile,
+        ready_on: str,
+        trust: Trust = NO_TCP,
     ) -> None:
         self.loop = loop
         self.name = name
@@ -96,7 +104,7 @@ class Node:
         self.log = log
         self.exit_code = 0
         self.stopping = False
-        self.network = Network(loop, name, bind, self.feed, limits, log)
+        self.network = Network(loop, name, bind, self.feed, limits, log, trust)
         self.draw: Callable[[int, int], int] = random.SystemRandom().randint
         #: What only the shell can count; beats carry it along with what the machine counts.
         self.counted: list[Callable[[], dict[str, int]]] = [self.network.counters]
@@ -205,8 +213,9 @@ def run_node(
     limits: Limits = Limits(),
     log: LogFile | None = None,
     ready_on: str = "",
+    trust: Trust = NO_TCP,
 ) -> int:
-    """Run one node until it is told to end; gives the exit code.
+    """Run one node until it is told to end; gives the exit code.  `trust` says what it may do over TCP.
 
     `make_machine(node)` is called once, before the loop runs; it may raise PlugmlError.  The node is ready when the
     machine first logs the event `ready_on` (or the shell calls `node.ready()`); without one, as soon as it listens.
@@ -214,12 +223,14 @@ def run_node(
     raise_limit()
     keep_freed_memory()
     faulthandler.enable(file=2)
+    check_library(curve=trust.keys is not None)
     log = log or LogFile(name)
     log.node = name
     loop = uvloop.new_event_loop()
     asyncio.set_event_loop(loop)
     try:
-        node = Node(loop, name, bind, limits, log, ready_on)
+        node = Node(loop, name, bind, limits, log, ready_on, trust)
+        _warn(node, trust)
         loop.set_exception_handler(node.crash)
         try:
             sd_notify(f"STATUS=starting\nMAINPID={os.getpid()}\nX_PLUGML_NODE={name}")
@@ -236,6 +247,18 @@ def run_node(
         asyncio.set_event_loop(None)
         loop.close()
         log.close()
+
+
+def _warn(node: Node, trust: Trust) -> None:
+    """What others on the network can do is said aloud, and stands in the log."""
+    if trust.insecure:
+        text = "speaks over TCP without keys (--insecure-trusted-network): whoever reaches its port can read and change everything"
+    elif trust.plain_data:
+        text = "leaves pushes and values plain (--data-security plain): whoever is on the network between hosts can read and forge them"
+    else:
+        return
+    node.log("insecure", text=text)
+    tell(f"{node.name} {text}")
 
 
 def tell(text: str) -> None:

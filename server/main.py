@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ..core.limits import Limits
+from ..runtime.keys import NO_TCP, Trust
 from ..runtime.log import LogFile
 from ..runtime.node import Node, node_name, run_node
 from .effects import Turn, Warm, WarmUp
@@ -29,6 +30,7 @@ def run_server(
     masters: dict[str, str],
     log: LogFile | None = None,
     limits: Limits = Limits(),
+    trust: Trust = NO_TCP,
 ) -> int:
     """Run server `id_` at `endpoint` until it is told to end; gives the exit code.
 
@@ -41,7 +43,7 @@ def run_server(
         identity = Identity(node.name, socket.gethostname(), node.network.endpoint, os.getpid(), f"numpy {np.__version__}", masters)
         return ServerMachine(identity, limits, node.is_lent, free_bytes)
 
-    return run_node(make, node_name(id_), endpoint, limits=limits, log=log, ready_on="registered")
+    return run_node(make, node_name(id_), endpoint, limits=limits, log=log, ready_on="registered", trust=trust)
 
 
 def warm_up(node: Node) -> None:
