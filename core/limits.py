@@ -58,6 +58,7 @@ class Limits:
     copy_bytes_a_second: int = _limit(200 * MIB, 64 * KIB, 16 * MIB)  # that one learner asks for
     marks_us: int = _limit(1 * SECOND, 50 * MS, 200 * MS)  # digests of copies are compared as often as this
     learners_max: int = _limit(2, 1, 2)  # ranges that one server is filled with at a time
+    refill_us: int = _limit(5 * SECOND, 200 * MS, 1 * SECOND)  # a server that was dropped from a range is left alone for so long
     # -- ring
     ranges: int = _limit(256, 4, 16)  # Q: a power of two, fixed for the life of a cluster
     points: int = _limit(64, 4, 16)  # V: positions of one server on the ring

@@ -170,5 +170,6 @@ def level(members: Iterable[str], weights: Mapping[int, int], places: Mapping[in
 
 
 def plural(count: int, word: str) -> str:
-    """`1 range`, `2 ranges`: for sentences that people read."""
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+    """`1 range`, `2 ranges`, `2 copies`: for sentences that people read."""
+    many = f"{word[:-1]}ies" if word.endswith("y") else f"{word}s"
+    return f"{count} {word if count == 1 else many}"

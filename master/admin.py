@@ -11,9 +11,10 @@ from typing import Any
 import msgpack
 
 from ..core.limits import KIB
-from .catalog import Job, State
+from .catalog import Job, State, node_id
 from .membership import DEAD, Life, Membership
-from .placement import seat_reason, table_lines, weights_of
+from .placement import table_lines, weights_of
+from .words import held_by, seat_reason
 
 PAGE_BYTES = 48 * KIB  # of items; head fields and the envelope fit beside them
 LINES_MAX = 16  # tables that `status` names of one job
@@ -21,18 +22,26 @@ LINES_MAX = 16  # tables that `status` names of one job
 Render = Callable[[str, Any], Any]
 
 
-def status(state: State, members: Membership, cluster: str, master: str, trouble: str, after: int, now_us: int) -> dict[str, Any]:
-    """Everybody and everything: `nodes` and `jobs`, page by page."""
+def status(
+    state: State, members: Membership, who: tuple[str, str, str], alarms: list[str], after: int, now_us: int
+) -> dict[str, Any]:
+    """Everybody and everything: `nodes` and `jobs`, page by page, and on the first what should be known at once."""
+    cluster, master, trouble = who
     lives = [life for _, life in sorted(members.lives.items())] + list(members.dead.values())
     items: list[tuple[str, Any]] = [("nodes", life) for life in lives]
     items += [("jobs", job) for _, job in sorted(state.jobs.items())]
+    held = held_by(state)
 
     def render(kind: str, item: Any) -> dict[str, Any]:
-        return node_row(item, now_us) if kind == "nodes" else job_row(item, state.ring_ranges)
+        if kind == "jobs":
+            return job_row(item, state.ring_ranges)
+        drained = node_id(item.record.name) in state.drained
+        return node_row(item, now_us) | {"drained": drained} | held.get(item.record.name, {})
 
     head = {
         "cluster": cluster, "master": master, "term": state.term, "token": state.token, "ring_ranges": state.ring_ranges,
-        "up_us": now_us - members.start_us, "store": trouble or "ok",
+        "up_us": now_us - members.start_us, "store": trouble or "ok", "drained": list(state.drained),
+        "alarms": alarms if after == 0 else [],
     }  # fmt: skip
     return {**head, **_page(("nodes", "jobs"), items, render, after)}
 
@@ -49,8 +58,9 @@ def job(state: State, found: Job, after: int) -> dict[str, Any]:
     items: list[tuple[str, Any]] = [("tables", line) for line in table_lines(found, state.ring_ranges, whole=True)]
     for number, seat in sorted(found.seats.items()):
         row = {
-            "range": number, "epoch": seat.epoch, "replicas": list(seat.replicas), "bytes": weights.get(number, 0),
-            "why": seat_reason(seat),
+            "range": number, "epoch": seat.epoch, "replicas": list(seat.replicas), "learner": seat.learner,
+            "missing": max(0, found.spec.copies - len(seat.replicas)), "bytes": weights.get(number, 0),
+            "why": seat_reason(found, number, state.drained),
         }  # fmt: skip
         items.append(("ranges", row))
     for worker, item in sorted(found.attached.items()):
@@ -77,7 +87,10 @@ def job_row(found: Job, ring_ranges: int) -> dict[str, Any]:
     return {
         "job": found.number, "name": found.spec.name, "state": found.state, "reason": found.reason,
         "workers": found.spec.workers, "attached": len(found.attached), "consistency": found.spec.consistency,
-        "combine": found.spec.combine, "tables": [table.name for table in found.spec.tables[:LINES_MAX]],
+        "combine": found.spec.combine, "copies": found.spec.copies, "min_insync": found.spec.min_insync,
+        "missing": sum(len(seat.replicas) < found.spec.copies for seat in found.seats.values()),
+        "learners": sum(bool(seat.learner) for seat in found.seats.values()),
+        "moves": sum(map(len, found.moves.values())), "tables": [table.name for table in found.spec.tables[:LINES_MAX]],
         "bytes": sum(table.nbytes for table in found.spec.tables if table.kind == "dense"), "ranges": len(found.seats),
         "servers": found.servers(), "agents": found.agents()[:LINES_MAX], "placement": lines, "why": found.why,
         "logs": str(found.spec.settings.get("logs", "")),  # where its launcher keeps what the workers print

@@ -20,8 +20,9 @@ from ..core.table import TableSpec, check_name
 
 FORMAT = 2
 REMOVED_KEPT = 256
-#: Why a range is led by the server that leads it: as placed, promoted, or moved there by a drain or by `plugml scale`.
-PLACED, PROMOTED, DRAINED, SPREAD = CAUSES = ("placed", "promoted", "drained", "spread")
+#: Why a range is led by the server that leads it: as placed; promoted, since the one before is gone; in place of a server
+#: that was drained; moved by `plugml scale`; or so that nobody leads more than its share.
+PLACED, PROMOTED, DRAINED, SPREAD, LEVELLED = CAUSES = ("placed", "promoted", "drained", "spread", "levelled")
 
 
 class NodeRecord(NamedTuple):
@@ -84,7 +85,7 @@ class Job(NamedTuple):
     seats: dict[int, Seat]
     endpoints: dict[str, str]  # of the nodes named in seats
     attached: dict[int, Attachment]
-    moves: dict[int, Move] = {}  # by range: ordered and not done yet; never changed in place
+    moves: dict[int, tuple[Move, ...]] = {}  # by range: ordered and not done yet, the next one first; never changed in place
 
     @property
     def running(self) -> bool:
@@ -226,7 +227,7 @@ def _pack_job(job: Job) -> list[Any]:
     agents = sorted({item.agent for item in job.attached.values()})
     place = {name: at for at, name in enumerate(agents)}
     attached = [[worker, item.gen, place[item.agent], item.request] for worker, item in sorted(job.attached.items())]
-    moves = [[number, *move] for number, move in sorted(job.moves.items())]
+    moves = [[number, *(tuple(move) for move in items)] for number, items in sorted(job.moves.items())]
     return [
         job.number, _lean(job.spec), job.state, job.reason, job.why, job.asker, names, endpoints,
         _pack_seats(job.seats, position), agents, attached, moves,
@@ -278,7 +279,7 @@ def _unpack_job(item: Any, document: Any) -> Job:
     job = Job(
         number, found.spec, state, reason, why, asker, seats, found.endpoints,
         {worker: Attachment(gen, agents[at], request) for worker, gen, at, request in attached},
-        {n: Move(str(source), str(target)) for n, source, target in moves},
+        {n: tuple(Move(str(source), str(target)) for source, target in items) for n, *items in moves if items},
     )  # fmt: skip
     if set(job.servers()) != set(job.endpoints) or not job.moves.keys() <= seats.keys():
         raise ValueError(f"job {number} has servers without endpoints, or moves without ranges")

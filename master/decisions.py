@@ -17,8 +17,9 @@ from ..core.jobmap import FAILED, FINISHED, LOST, RUNNING, STOPPED
 from ..core.limits import KIB, Limits
 from ..core.ring import plural
 from ..wire import messages as m
-from .catalog import Attachment, Job, NodeRecord, State, node_id
+from .catalog import Attachment, Job, NodeRecord, Seat, State, node_id
 from .placement import place, too_many_blocks
+from .seats import DROP, reseated, with_seats, without
 
 REASON_CHARS_MAX = 1_000
 GEN_BYTES = 14  # of one worker and its gen in a map, at most
@@ -65,39 +66,60 @@ def admit(state: State, record: NodeRecord, cluster: str) -> Outcome:
 
 
 def lose(state: State, name: str, why: str) -> Outcome:
-    """The node is dead: it has no id any more, and every range that it alone held is lost with its job."""
+    """The node is dead: it has no id any more, its copies are none, and a job that has a range without any other is lost."""
     nodes = {key: record for key, record in state.nodes.items() if record.name != name}
     after = state._replace(nodes=nodes) if len(nodes) != len(state.nodes) else state
     effects: list[Any] = []
     maps = []
     for job in state.jobs.values():
-        if job.state not in (RUNNING, LOST) or name not in job.servers():
+        if job.state not in (RUNNING, LOST) or name not in job.endpoints:
             continue
-        damaged = _without(job, name, why)
+        damaged, gone = without(job, name)
+        if gone:
+            damaged = _lost(damaged, name, gone, why)
         after = after.with_job(damaged)
         maps.append(job.number)
-        effects.append(Log("job", {"job": job.number, "name": job.spec.name, "state": damaged.state, "reason": damaged.reason}))
+        fields = {"job": job.number, "name": job.spec.name, "state": damaged.state, "reason": damaged.reason}
+        if not gone:
+            fields["text"] = f"server {node_id(name)} is gone ({why}); every range has another copy"
+        effects.append(Log("job", fields))
     return Outcome(after, tuple(effects), tuple(maps))
 
 
-def _without(job: Job, name: str, why: str) -> Job:
-    """The job with one server less.  A range keeps its other copies, the next of them leads, under a new epoch."""
-    seats = {}
-    gone = 0
-    for number, seat in job.seats.items():
-        if name not in seat.replicas:
-            seats[number] = seat
-            continue
-        left = tuple(replica for replica in seat.replicas if replica != name)
-        gone += not left
-        seats[number] = seat.next(replicas=left)
-    endpoints = {node: endpoint for node, endpoint in job.endpoints.items() if node != name}
-    if not gone:
-        return job._replace(seats=seats, endpoints=endpoints)
-    reason = f"server {node_id(name)} held the only copy of {plural(gone, 'range')} ({why})"
+def _lost(job: Job, name: str, gone: int, why: str) -> Job:
+    """Nothing holds these ranges any more.  `on_lost` says what comes of it: only `stop` is carried out here."""
+    which = "only" if job.spec.copies == 1 else "last"
+    reason = f"server {node_id(name)} held the {which} copy of {plural(gone, 'range')} ({why})"
     if job.reason:
         reason = f"{job.reason}; {reason}"
-    return job._replace(seats=seats, endpoints=endpoints, state=LOST, reason=_short(reason))
+    return job._replace(state=LOST, reason=_short(reason), moves={})
+
+
+def change_seat(state: State, sender: str, ask: m.SeatAsk) -> Outcome:
+    """A copy is added or dropped, once: the answer to a repeat is the same, and who knows an old epoch is told the newest map."""
+
+    def told(code: Code, text: str) -> Send:
+        return Send(sender, m.Done(ask.request, code, text))
+
+    job = state.jobs.get(ask.job)
+    if job is None or not job.running:
+        return Outcome(state, (told(Code.OK, f"job {ask.job} has ended"),))
+    try:
+        after = reseated(job, sender, ask.range, ask.epoch, ask.verb, ask.node, state.drained)
+    except RequestError as refused:
+        if refused.code == Code.GONE:
+            failed = end(state, ask.job, FAILED, f"{refused.text}, and it cannot go on: {ask.reason}")
+            return failed._replace(effects=(*failed.effects, told(Code.OK, "the job has failed")))
+        if refused.code != Code.AGAIN:
+            return Outcome(state, (told(refused.code, refused.text),))
+        newest = m.MapTold(ask.job, state.token, job.map(state.token, state.ring_ranges).to_document())
+        return Outcome(state, (Send(sender, newest), told(refused.code, refused.text)))
+    if after is job:
+        return Outcome(state, (told(Code.OK, ""),))
+    seat = after.seats[ask.range]
+    fields = {"job": ask.job, "range": ask.range, "verb": ask.verb, "node": ask.node, "epoch": seat.epoch, "replicas": list(seat.replicas)}
+    log = Log("seat", fields | ({"reason": _short(ask.reason)} if ask.verb == DROP else {}))
+    return Outcome(state.with_job(after), (log, told(Code.OK, "")), (ask.job,))
 
 
 def catch_up(state: State, token: int) -> Outcome:
@@ -131,7 +153,7 @@ def _register(state: State, sender: str, ask: m.JobAsk, sight: Sight, limits: Li
     before = Outcome(state)
     named = state.job_named(spec.name)
     if named is not None and named.running:
-        if _with_blocks_of(spec, named.spec) == named.spec:
+        if _with_choices_of(spec, named.spec) == named.spec:
             return Outcome(state, (Send(sender, m.JobTold(ask.request, Code.OK, named.why, named.number)),))
         if not all(sight.gone(agent) for agent in named.agents()):
             raise RequestError(Code.COLLIDE, _collision(spec, named.spec))
@@ -156,25 +178,43 @@ def _placed(state: State, spec: JobSpec, sender: str, servers: list[NodeRecord],
     """The new job with its blocks and seats.  Raises `RequestError` for one that no cluster could carry."""
     if sum(job.running for job in state.jobs.values()) >= limits.jobs_max:
         raise RequestError(Code.NOSPC, f"{limits.jobs_max} jobs are running: stop some with `plugml stop JOB`")
-    spec = spec.with_blocks(len(servers), limits)
+    spec = spec.with_blocks(len(servers), limits).with_copies(len(servers))
+    if spec.min_insync > len(servers):
+        text = f"min_insync = {spec.min_insync} copies need as many servers, and {plural(len(servers), 'server')} can take some: start more"
+        raise RequestError(Code.NOSERVER, f"job {spec.name!r}: {text}")
     trouble = too_many_blocks(spec, state.ring_ranges, limits)
     if trouble:
         raise RequestError(Code.RANGE, f"job {spec.name!r}: {trouble}")
 
     seats, why = place(spec, servers, state.ring_ranges, limits)
-    used = {name for seat in seats.values() for name in seat.replicas}
-    endpoints = {server.name: server.endpoint for server in servers if server.name in used}
-    job = Job(state.last + 1, spec, RUNNING, "", why, sender, seats, endpoints, {})
-    nbytes = packed_bytes(job.map(state.token, state.ring_ranges).to_document(), depth=32)
-    nbytes += spec.workers * GEN_BYTES + MAP_ROOM_BYTES
+    known = {server.name: server.endpoint for server in servers}
+    job = with_seats(Job(state.last + 1, spec, RUNNING, "", why, sender, {}, {}, {}), seats, known)
+    nbytes = map_bytes(_at_its_largest(job, known), state.ring_ranges)
     if nbytes > limits.control_bytes_max:
-        text = f"its map would have {nbytes} bytes, at most {limits.control_bytes_max}: use fewer tables, workers or settings"
+        text = f"its map may come to {nbytes} bytes, at most {limits.control_bytes_max}: use fewer tables, workers or settings"
         raise RequestError(Code.NOSPC, f"job {spec.name!r}: {text}")
     return job
 
 
-def _with_blocks_of(asked: JobSpec, running: JobSpec) -> JobSpec:
-    """The asked job with the blocks and buckets that the master chose where the asker left the choice."""
+def map_bytes(job: Job, ring_ranges: int) -> int:
+    """Bytes of the message with the job's map once all its workers have been attached."""
+    document = job._replace(attached={}).map(TOKEN_TRUSTED, ring_ranges).to_document()
+    return packed_bytes(document, depth=32) + job.spec.workers * GEN_BYTES + MAP_ROOM_BYTES
+
+
+def _at_its_largest(job: Job, known: dict[str, str]) -> Job:
+    """The job with as many copies everywhere as there may ever be, and one being filled, on the servers of today with the longest names."""
+    names = sorted(known, key=lambda name: (-len(name), name))
+    copies = min(job.spec.copies, len(names))
+    seat = Seat(TOKEN_TRUSTED, tuple(names[:copies]), 0, (names[copies:] or [""])[0], TOKEN_TRUSTED)
+    used = known if len(job.seats) * (copies + 1) >= len(known) else job.endpoints
+    return job._replace(seats=dict.fromkeys(job.seats, seat), endpoints=dict(used))
+
+
+def _with_choices_of(asked: JobSpec, running: JobSpec) -> JobSpec:
+    """The asked job with the copies, blocks and buckets that the master chose where the asker left the choice."""
+    if not asked.copies and running.copies >= asked.min_insync:
+        asked = replace(asked, copies=running.copies)
     if len(asked.tables) != len(running.tables):
         return asked
     tables = []
@@ -189,7 +229,7 @@ def _with_blocks_of(asked: JobSpec, running: JobSpec) -> JobSpec:
 
 def _collision(asked: JobSpec, running: JobSpec) -> str:
     """What differs between a job and the running one of its name."""
-    mine, theirs = _with_blocks_of(asked, running).to_document(), running.to_document()
+    mine, theirs = _with_choices_of(asked, running).to_document(), running.to_document()
     key = next((key for key in mine if mine[key] != theirs[key]), "")
     what = f"{key} = {shown(theirs[key])}, here {shown(mine[key])}"
     if key == "tables":
@@ -242,7 +282,7 @@ def end(state: State, number: int, ending: str, reason: str) -> Outcome:
     job = state.jobs.get(number)
     if job is None or not job.running:
         return Outcome(state)
-    ended = job._replace(state=ending, reason=_short(reason))
+    ended = job._replace(state=ending, reason=_short(reason), moves={})
     log = Log("job", {"job": number, "name": job.spec.name, "state": ending, "reason": ended.reason})
     return Outcome(state.with_job(ended), (log,), (number,))
 

@@ -1,6 +1,7 @@
 """The master: who is alive, who owns what.  Decides, stores, and only then tells; never in the way of pushes and pulls.
 
-Puts together membership (beats, in memory), the ledger (the stored state) and the decisions (what changes it).
+Puts together membership (beats, in memory), the ledger (the stored state) and the decisions (what changes it).  What
+follows from a change is decided with it: before anything is stored, the mender looks over the whole (`_go_on`).
 Everything that it sends may be lost: nodes ask again, and each answer may be given twice.
 """
 
@@ -12,18 +13,19 @@ from typing import Any
 from zlib import crc32
 
 from ..core.effects import Disconnect, Log, Send
-from ..core.errors import Code
-from ..core.jobmap import STOPPED
+from ..core.errors import Code, RequestError
 from ..core.limits import Limits
 from ..core.ring import plural
 from ..wire import messages as m
-from . import admin, decisions
-from .catalog import Job, NodeRecord, State, node_id, pack
+from . import decisions, orders
+from .catalog import NodeRecord, State, node_id, pack
 from .decisions import ENDINGS, Outcome
 from .effects import StoreDone
 from .gone import removed_map
 from .ledger import Change, Ledger, Released
-from .membership import Membership
+from .membership import ALIVE, Membership
+from .mending import Avoided, Mender
+from .seats import DROP
 
 ROLES = ("server", "agent")
 TEXT_MAX = 255  # of a node's host, endpoint and build
@@ -51,10 +53,14 @@ class MasterMachine:
         self.waiting: dict[str, m.JobAsk] = {}  # by asker: jobs that wait for a server
         self.audience: dict[int, dict[str, None]] = {}  # by job: nodes that asked for its map
         self.full = False
+        self.mender = Mender(limits)
+        self.avoided = Avoided(limits)
+        self.to_mend = True  # something has changed on which copies may depend
+        self.stranded = ""  # why nobody is declared dead, "" = there is no reason
         self._handlers: dict[type[Any], Callable[[str, Any, int], list[Any]]] = {
             m.Register: self._on_register, m.Beat: self._on_beat, m.JobAsk: self._on_job_ask,
             m.AttachAsk: self._on_attach_ask, m.MapAsk: self._on_map_ask, m.JobEnd: self._on_job_end,
-            m.NodeExit: self._on_node_exit, m.Admin: self._on_admin,
+            m.NodeExit: self._on_node_exit, m.SeatAsk: self._on_seat_ask, m.Admin: self._on_admin,
         }  # fmt: skip
 
     # -- events
@@ -73,6 +79,7 @@ class MasterMachine:
         effects += self.ledger.on_time(now_us)
         if now_us >= self.tick_us:
             self.tick_us = now_us + self.limits.beat_us
+            self.to_mend = True
             effects += self._look_around(now_us)
         return [*effects, *self._go_on(now_us)]
 
@@ -104,7 +111,18 @@ class MasterMachine:
         return [] if before else [Log("changes_full", {"waiting": len(self.ledger.pending), "store": self.ledger.trouble or "ok"})]
 
     def _go_on(self, now_us: int) -> list[Any]:
+        """Store what waits; the mender comes last in it, so that it sees all of it."""
+        if self.to_mend and self.ledger.state is not None and self.ledger.flying is None:
+            self.to_mend = False
+            self.ledger.submit(("mend",), lambda state: self._mend(state, now_us), must=True)
         return self._release(self.ledger.advance())
+
+    def _mend(self, state: State, now_us: int) -> Outcome:
+        """Only while this master knows who is there: not before it has heard the servers after its start, nor when it may be cut off."""
+        if self.stranded or self.members.awaited(now_us):
+            return Outcome(state)
+        lives = (life for _, life in sorted(self.members.lives.items()) if life.state == ALIVE and life.record.role == "server")
+        return self.mender.mend(state, [life.record for life in lives], self.avoided.at(now_us))
 
     def _on_store_done(self, done: StoreDone, now_us: int) -> list[Any]:
         opening = self.ledger.state is None
@@ -158,6 +176,7 @@ class MasterMachine:
             effects.append(Disconnect(holder.record.name))
         effects += self._submit(("register", sender, ask), lambda state: decisions.admit(state, record, self.cluster))
         if record.role == "server":
+            self.to_mend = True
             effects += self._ask_again(now_us)
         return effects
 
@@ -187,19 +206,50 @@ class MasterMachine:
         if self.ledger.state is None:
             return []
         dead, effects = self.members.silent(now_us)
-        for name, why in dead:
+        effects += self._strand(now_us)
+        for name, why in dead if not self.stranded else ():
             effects += self._bury(name, why, now_us)
             effects += self._submit(("lose", name), _losing(name, why), must=True)
         return [*effects, *self._ask_again(now_us)]
+
+    def _strand(self, now_us: int) -> list[Any]:
+        """Most servers are silent at once: then it is probably this master that is cut off, and it blames nobody."""
+        silent, count = self.members.silent_servers(now_us)
+        before, self.stranded = self.stranded, ""
+        if len(silent) > 1 and 2 * len(silent) > count:
+            names = ", ".join(map(node_id, silent[:4])) + (", ..." if len(silent) > 4 else "")
+            self.stranded = (
+                f"{len(silent)} of {plural(count, 'server')} are silent ({names}): nobody is declared dead, for it may be this master "
+                "that is cut off; of one that is gone for good, say `plugml drain --gone SERVER`"
+            )
+        if bool(before) == bool(self.stranded):
+            return []
+        return [Log("stranded", {"text": self.stranded}) if self.stranded else Log("not_stranded", {"silent": len(silent)})]
 
     def _bury(self, name: str, why: str, now_us: int, ended: bool = False) -> list[Any]:
         effects = self.members.bury(name, why, now_us, ended)
         if effects:
             effects.append(Disconnect(name))
+            self.to_mend = True
         for listeners in self.audience.values():
             listeners.pop(name, None)
         self.waiting.pop(name, None)
         return effects
+
+    def _on_seat_ask(self, sender: str, ask: m.SeatAsk, now_us: int) -> list[Any]:
+        if sender in self.members.dead:
+            return []
+
+        def change(state: State) -> Outcome:
+            outcome = decisions.change_seat(state, sender, ask)
+            if outcome.maps:
+                self.to_mend = True
+                if ask.verb == DROP:
+                    self.avoided.add((ask.job, ask.range, ask.node), now_us)
+            return outcome
+
+        self.to_mend = True
+        return self._submit(("seat", sender, ask), change)
 
     # -- jobs
 
@@ -222,13 +272,16 @@ class MasterMachine:
 
     def _placeable(self, now_us: int) -> tuple[list[NodeRecord], str]:
         """Servers for a new job, or none, and what it waits for: those that belong to the cluster may be on their way."""
-        servers = self.members.servers()
+        drained = self._state().drained
+        servers = [record for record in self.members.servers() if node_id(record.name) not in drained]
         awaited = self.members.awaited(now_us)
         if awaited:
             return [], f"{', '.join(awaited[:4])} may still be alive"
         settling = now_us < self.members.start_us + self.limits.settle_us
         if servers and settling and len(servers) < self.servers_expected:
             return [], f"{len(servers)} of {plural(self.servers_expected, 'server')} are there"
+        if not servers and self.members.servers():
+            return [], "every server is drained: take one back with `plugml drain --cancel SERVER`"
         return servers, "" if servers else "no server is registered: start one with `plugml server`"
 
     def _ask_again(self, now_us: int) -> list[Any]:
@@ -284,42 +337,23 @@ class MasterMachine:
     # -- people
 
     def _on_admin(self, sender: str, ask: m.Admin, now_us: int) -> list[Any]:
-        def told(code: Code, text: str, document: dict[str, Any]) -> Send:
-            return Send(sender, m.AdminTold(ask.request, code, text, document))
-
         state = self._state()
-        after = ask.arguments.get("after", 0)
-        if type(after) is not int or after < 0:
-            return [told(Code.RANGE, "`after` is the number that the page before gave as `next`", {})]
-        if ask.verb == "status":
-            members, trouble = self.members, self.ledger.trouble
-            return [told(Code.OK, "", admin.status(state, members, self.cluster, self.name, trouble, after, now_us))]
-        if ask.verb == "jobs":
-            return [told(Code.OK, "", admin.jobs(state, after))]
-        if ask.verb not in ("job", "stop", "rm"):
-            return [told(Code.RANGE, f"unknown verb {ask.verb[:40]!r}; known are status, jobs, job, stop, rm", {})]
-
-        job = _job_of(state, ask.arguments.get("job"))
-        if job is None:
-            names = ", ".join(sorted({item.spec.name for item in state.jobs.values()})[:20]) or "none at all"
-            return [told(Code.RANGE, f"there is no job {str(ask.arguments.get('job'))[:64]!r}; known are {names}", {})]
-        if ask.verb == "job":
-            return [told(Code.OK, "", admin.job(state, job, after))]
-        number, name = job.number, job.spec.name
-        if ask.verb == "rm" and job.running:
-            return [told(Code.AGAIN, f"job {name!r} is running: stop it first with `plugml stop {name}`", {})]
+        view = orders.View(self.members, self.cluster, self.name, self.ledger.trouble, self.stranded, now_us, self.limits)
+        try:
+            if ask.verb in orders.QUESTIONS:
+                return [Send(sender, m.AdminTold(ask.request, Code.OK, "", orders.question(state, view, ask)))]
+            number, name = orders.check(state, view, ask)
+        except RequestError as refused:
+            return [Send(sender, m.AdminTold(ask.request, refused.code, refused.text, {}))]
 
         def change(before: State) -> Outcome:
-            outcome = Outcome(before)
-            if ask.verb == "stop":
-                outcome = decisions.end(before, number, STOPPED, "stopped by `plugml stop`")
-            elif number in before.jobs:
-                outcome = decisions.remove(before, number)
-            state_now = outcome.state.jobs[number].state if number in outcome.state.jobs else "removed"
-            answer = told(Code.OK, f"job {name!r} is {state_now}", {"job": number, "name": name, "state": state_now})
-            return outcome._replace(effects=(*outcome.effects, answer))
+            outcome = orders.carry_out(before, view, ask, number, name)
+            text, document = orders.report(outcome.state, view, ask, number, name)
+            self.to_mend = True
+            return outcome._replace(effects=(*outcome.effects, Send(sender, m.AdminTold(ask.request, Code.OK, text, document))))
 
-        return self._submit((ask.verb, sender, ask.request), change)
+        buried = self._bury(name, orders.GONE_WHY, now_us) if ask.verb == "gone" else []
+        return [*buried, *self._submit((ask.verb, sender, ask.request), change, must=bool(buried))]
 
     # -- invariants
 
@@ -349,16 +383,6 @@ class MasterMachine:
 
 def _losing(name: str, why: str) -> Change:
     return lambda state: decisions.lose(state, name, why)
-
-
-def _job_of(state: State, word: object) -> Job | None:
-    """A job by its name (the newest of that name) or its number."""
-    if isinstance(word, str):
-        found = state.job_named(word)
-        if found is not None or not word.isdecimal() or len(word) > 10:
-            return found
-        return state.jobs.get(int(word))
-    return state.jobs.get(word) if type(word) is int else None
 
 
 def _trouble_of(sender: str, ask: m.Register) -> str:

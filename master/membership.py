@@ -178,6 +178,11 @@ class Membership:
                 del self.candidates[held]
         return dead, effects
 
+    def silent_servers(self, now_us: int) -> tuple[list[str], int]:
+        """Servers that have not been heard for `suspect_us`, and how many there are in all."""
+        servers = [life for _, life in sorted(self.lives.items()) if life.record.role == "server"]
+        return [life.record.name for life in servers if now_us - life.last_us >= self.limits.suspect_us], len(servers)
+
     # -- for placement
 
     def servers(self) -> list[NodeRecord]:

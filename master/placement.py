@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -90,21 +92,32 @@ def too_many_blocks(spec: JobSpec, ring_ranges: int, limits: Limits) -> str:
 def place(spec: JobSpec, servers: list[NodeRecord], ring_ranges: int, limits: Limits) -> tuple[dict[int, Seat], str]:
     """A seat for each range of a new job, and why it is so."""
     names = {node_id(server.name): server.name for server in servers}
-    ring = Ring([Member(node_id(server.name), server.host) for server in servers], ring_ranges, limits.points)
-    shares, why = ring.place(weights_of(spec, ring_ranges))
+    ring = ring_of(servers, ring_ranges, limits)
+    shares, why = ring.place(weights_of(spec, ring_ranges), spec.copies)
     seats = {n: Seat(1, tuple(names[server] for server in share.servers), share.passed) for n, share in shares.items()}
     return seats, why
+
+
+def ring_of(servers: Iterable[NodeRecord], ring_ranges: int, limits: Limits) -> Ring:
+    """The ring with these servers on it."""
+    return _ring(tuple(sorted(Member(node_id(server.name), server.host) for server in servers)), ring_ranges, limits.points)
+
+
+@lru_cache(maxsize=4)
+def _ring(members: tuple[Member, ...], ring_ranges: int, points: int) -> Ring:
+    return Ring(members, ring_ranges, points)
 
 
 def table_lines(job: Job, ring_ranges: int, whole: bool = False) -> list[str]:
     """Where each table is, for people; `whole` also says what it is.  A small table is one block on one server, and this says so."""
     lines = []
     for item in table_places(job.spec, ring_ranges):
-        primaries = {name for number in item.blocks for name in job.seats[number].replicas[:1]}
+        holders = {name for number in item.blocks for name in job.seats[number].replicas}
         lost = sum(not job.seats[number].replicas for number in item.blocks)
         pieces = plural(sum(item.blocks.values()), "bucket" if item.table.kind == "sparse" else "block")
         about = f"{describe(item.table)}; " if whole else "sparse, " if item.table.kind == "sparse" else ""
-        text = f"table {item.table.name}: {about}{pieces} on {plural(len(primaries), 'server')}"
+        copies = f" in {job.spec.copies} copies" if job.spec.copies > 1 else ""
+        text = f"table {item.table.name}: {about}{pieces}{copies} on {plural(len(holders), 'server')}"
         lines.append(text + (f", {plural(lost, 'range')} lost" if lost else ""))
     return lines
 
@@ -120,12 +133,3 @@ def describe(table: TableSpec) -> str:
     kept = f", kept as {table.storage_name}" if table.storage_name != table.dtype else ""
     settings = ", ".join(f"{key} {value:g}" for key, value in sorted(table.settings.items()))
     return f"{what}{kept}, {table.optimizer}" + (f" ({settings})" if settings else "")
-
-
-def seat_reason(seat: Seat) -> str:
-    """Why a range is where it is."""
-    if not seat.replicas:
-        return "its only copy is lost"
-    if seat.passed:
-        return f"balanced: {plural(seat.passed, 'server')} before it on the ring had a full share"
-    return "the first server clockwise on the ring"

@@ -21,7 +21,7 @@ SECOND = 1_000_000
 
 
 def spec(name: str = "job", workers: int = 2, shape: tuple[int, ...] = (1 << 20,), **more: Any) -> JobSpec:
-    return JobSpec(name, workers, (TableSpec("w", shape),), **more)
+    return JobSpec(name, workers, (TableSpec("w", shape),), **{"copies": 1, **more})
 
 
 class MasterWorld:
@@ -84,7 +84,7 @@ class MasterWorld:
                 self.sent.append((effect.to, received))
             elif isinstance(effect, StoreCas):
                 outcome, version, value, text = self.store.cas(effect.key, effect.version, effect.value)
-                answers.append(StoreDone(effect.key, outcome, version, value, text))
+                answers.append(StoreDone(effect.key, outcome, version, value, text, effect.number))
             elif isinstance(effect, Log):
                 self.logs.append(effect)
             elif isinstance(effect, Disconnect):

@@ -50,7 +50,7 @@ def test_status_names_every_node_with_its_last_sign_of_life(world: MasterWorld) 
 
 
 def test_status_says_of_each_job_where_its_tables_are(world: MasterWorld) -> None:
-    world.job(A0, JobSpec("job", 3, (TableSpec("w", (1 << 20,)), TableSpec("b", (10,))), consistency="asp"))
+    world.job(A0, JobSpec("job", 3, (TableSpec("w", (1 << 20,)), TableSpec("b", (10,))), consistency="asp", copies=1))
     world.attach(A0, 1, 2)
     (row,) = pages(world, "status")[0]["jobs"]
     assert (row["name"], row["state"], row["workers"], row["attached"], row["consistency"]) == ("job", "running", 3, 1, "asp")
@@ -66,7 +66,7 @@ def test_sparse_tables_storage_and_optimizers_are_described(world: MasterWorld) 
         TableSpec("c", (1 << 20, 2), "sparse", "i64", optimizer="add"),
         TableSpec("w", (4, 5), optimizer="assign", storage="f64"),
     )
-    world.job(A0, JobSpec("job", 2, tables))
+    world.job(A0, JobSpec("job", 2, tables, copies=1))
     (page,) = pages(world, "job", job="job")
     assert page["tables"] == [
         "table e: sparse, any number of rows of 16 f32 (index u64), up to 65536 rows a request, kept as f16, adam (beta1 0.8, lr 0.5); 8 buckets on 1 server",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -28,11 +29,11 @@ SPARSE = (
 )
 
 
-def a_state(jobs: int = 2, servers: int = 3, **more: object) -> State:
+def a_state(jobs: int = 2, servers: int = 3, copies: int = 1, **more: Any) -> State:
     nodes = [NodeRecord(f"s{n}.0000000{n}", "server", f"h{n}", f"ipc:///s{n}", 7, "b") for n in range(servers)]
     made = {}
     for number in range(1, jobs + 1):
-        spec = JobSpec(f"job{number}", 4, (TableSpec("w", (100, 100)),)).with_blocks(servers, LIMITS)
+        spec = JobSpec(f"job{number}", 4, (TableSpec("w", (100, 100)),), copies=copies).with_blocks(servers, LIMITS)
         seats, why = place(spec, nodes, 256, LIMITS)
         endpoints = {node.name: node.endpoint for node in nodes if any(node.name in seat.replicas for seat in seats.values())}
         attached = {2: Attachment(3, "a0.1", 99), 0: Attachment(1, "a1.1", 5)}
@@ -133,7 +134,7 @@ def test_buckets_lie_and_weigh_as_agents_and_servers_see_them(tables: list[tuple
 
 
 def test_a_state_with_sparse_tables_comes_back() -> None:
-    spec = JobSpec("deep", 2, SPARSE, lr_scale="sqrt", lr_warmup=3, bell="sem", pieces=7).with_blocks(3, LIMITS)
+    spec = JobSpec("deep", 2, SPARSE, lr_scale="sqrt", lr_warmup=3, bell="sem", pieces=7, copies=2).with_blocks(3, LIMITS)
     state = a_state(jobs=1)
     nodes = list(state.nodes.values())
     seats, why = place(spec, nodes, 256, LIMITS)
@@ -161,19 +162,6 @@ def test_losing_a_node_touches_only_what_it_had() -> None:
             before = state.jobs[number].seats[n]
             assert seat == before if victim not in before.replicas else seat.replicas == () and seat.epoch == before.epoch + 1
     assert lose(outcome.state, victim, "why").state == outcome.state
-
-
-def test_a_range_with_another_copy_is_led_by_it() -> None:
-    """One copy is all that is placed today; the decision is made for more."""
-    state = a_state(jobs=1, servers=2)
-    job = state.jobs[1]
-    names = sorted(node.name for node in state.nodes.values())
-    both = {n: seat._replace(replicas=(names[0], names[1])) for n, seat in job.seats.items()}
-    endpoints = {node.name: node.endpoint for node in state.nodes.values()}
-    state = state._replace(jobs={1: job._replace(seats=both, endpoints=endpoints)})
-    after = lose(state, names[0], "why").state.jobs[1]
-    assert after.running and after.servers() == [names[1]]
-    assert {seat.epoch for seat in after.seats.values()} == {2}
 
 
 def test_the_oldest_ended_jobs_are_forgotten_first_and_running_ones_never() -> None:
