@@ -31,10 +31,11 @@ def signed(value: Any) -> int:
 
 
 def number(value: Any) -> float:
-    """A finite number that is not negative."""
-    if type(value) is not float or not math.isfinite(value) or value < 0.0:
+    """A finite number that is not negative; one that came as a whole number stays one."""
+    if type(value) not in (int, float) or not 0 <= value < math.inf:
         raise PeerError(f"a copy has {shown(value)} where a finite number belongs")
-    return value
+    found: float = value
+    return found
 
 
 def code(value: Any) -> int:
