@@ -126,7 +126,6 @@ def _wish(where: dict[str, Any]) -> Wish:
 def _places(supervised: bool, new: bool, cluster: str, root: str | None, state: str | None) -> ClusterFile:
     """Where the node lives: as told, as the running cluster's file says, or by the rules for that name."""
     from ..launch import discovery
-    from ..launch.clusterfile import ELSEWHERE
 
     given_root, given_state = (Path(path) if path else None for path in (root, state))
     wanted = cluster or os.environ.get("PLUGML_CLUSTER", "")
@@ -134,7 +133,7 @@ def _places(supervised: bool, new: bool, cluster: str, root: str | None, state: 
         found = discovery.named(wanted, os.environ) if wanted else None
         if found is None and not wanted and not new:
             found = discovery.find("", os.environ)
-        if found is not None and (found.keeper == ELSEWHERE or (root is None and state is None)):
+        if found is not None and (found.is_spread or (root is None and state is None)):
             return found._replace(root=given_root or found.root, state=given_state or found.state)
     file, note = discovery.places(wanted or discovery.new_name(), given_root, given_state, os.environ)
     if note:
