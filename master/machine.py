@@ -17,7 +17,7 @@ from ..core.errors import Code, RequestError
 from ..core.limits import Limits
 from ..core.ring import plural
 from ..wire import messages as m
-from . import decisions, orders
+from . import decisions, orders, words
 from .catalog import NodeRecord, State, node_id, pack
 from .decisions import ENDINGS, Outcome
 from .effects import StoreDone
@@ -52,6 +52,7 @@ class MasterMachine:
         self.tick_us = 0  # when on_time is due for liveness
         self.waiting: dict[str, m.JobAsk] = {}  # by asker: jobs that wait for a server
         self.audience: dict[int, dict[str, None]] = {}  # by job: nodes that asked for its map
+        self.holders: dict[int, tuple[str, ...]] = {}  # by job: servers of the map that was told last
         self.full = False
         self.mender = Mender(limits)
         self.avoided = Avoided(limits)
@@ -133,6 +134,7 @@ class MasterMachine:
                 self.members.restore(record, now_us)
         if state is not None:
             self.audience = {number: names for number, names in self.audience.items() if number in state.jobs}
+            self.holders = {number: names for number, names in self.holders.items() if number in state.jobs}
         return [*self._release(released), *self._go_on(now_us)]
 
     def _release(self, released: Released) -> list[Any]:
@@ -150,7 +152,10 @@ class MasterMachine:
         told = m.MapTold(number, state.token, job.map(state.token, state.ring_ranges).to_document())
         alive = {record.name for record in state.nodes.values()}
         agents = dict.fromkeys((*job.agents(), *self.audience.get(number, {})))
-        names = [name for name in job.endpoints if name in alive]
+        # Whoever held something of it until now is told too, so that it forgets that at once.
+        holders = dict.fromkeys((*job.endpoints, *self.holders.get(number, ())))
+        self.holders[number] = tuple(job.endpoints)
+        names = [name for name in holders if name in alive]
         return [Send(name, told) for name in (*names, *(name for name in agents if name in alive and name not in names))]
 
     def _state(self) -> State:
@@ -215,13 +220,7 @@ class MasterMachine:
     def _strand(self, now_us: int) -> list[Any]:
         """Most servers are silent at once: then it is probably this master that is cut off, and it blames nobody."""
         silent, count = self.members.silent_servers(now_us)
-        before, self.stranded = self.stranded, ""
-        if len(silent) > 1 and 2 * len(silent) > count:
-            names = ", ".join(map(node_id, silent[:4])) + (", ..." if len(silent) > 4 else "")
-            self.stranded = (
-                f"{len(silent)} of {plural(count, 'server')} are silent ({names}): nobody is declared dead, for it may be this master "
-                "that is cut off; of one that is gone for good, say `plugml drain --gone SERVER`"
-            )
+        before, self.stranded = self.stranded, words.stranded(silent, count)
         if bool(before) == bool(self.stranded):
             return []
         return [Log("stranded", {"text": self.stranded}) if self.stranded else Log("not_stranded", {"silent": len(silent)})]

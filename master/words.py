@@ -67,6 +67,16 @@ def alarms(state: State, takers: list[NodeRecord], stranded: str, trouble: str) 
     return said if len(said) <= ALARMS_MAX else [*said[: ALARMS_MAX - 1], f"... and {len(said) - ALARMS_MAX + 1} more"]
 
 
+def stranded(silent: list[str], count: int) -> str:
+    """Why nobody is declared dead, "" = there is no reason: one silent server is a normal event, most of several are not."""
+    if len(silent) < 2 or 2 * len(silent) <= count:
+        return ""
+    return (
+        f"{len(silent)} of {plural(count, 'server')} are silent ({_names(silent)}): nobody is declared dead, for it may be this master "
+        "that is cut off; of one that is gone for good, say `plugml drain --gone SERVER`"
+    )
+
+
 def _job_alarms(state: State, job: Job, takers: list[NodeRecord]) -> list[str]:
     copies, name = job.spec.copies, job.spec.name
     if copies == 1:
