@@ -43,6 +43,8 @@ SECTIONS: dict[str, dict[str, Verb]] = {
         "up": Verb("up", "up", "Start master, servers and agent, and keep them running."),
         "down": Verb("up", "down", "End them."),
         "status": Verb("status", "status", "Who is alive, which jobs there are, where their tables lie and why."),
+        "drain": Verb("servers", "drain", "Move everything that a server holds to the others."),
+        "scale": Verb("servers", "scale", "Spread what there is over the servers that are there."),
         "logs": Verb("logs", "logs", "What the nodes, or the workers of a job, have said."),
     },
     "Jobs": {

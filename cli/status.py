@@ -82,14 +82,27 @@ def status_text(document: dict[str, Any], file: ClusterFile) -> str:
         f"root {file.root}  state {file.state}",
         "",
     ]
-    rows = [("NODE", "ROLE", "STATE", "HOST", "PID", "SEEN", "WHY")]
+    if document.get("alarms"):
+        lines += [*(f"! {alarm}" for alarm in document["alarms"]), ""]
+    rows = [("NODE", "ROLE", "STATE", "HOST", "PID", "SEEN", "LEADS", "BACKS", "WHY")]
     for node in document.get("nodes", ()):
+        counts = [str(node.get(key, 0)) if node["role"] == "server" else "" for key in ("leads", "backs")]
         seen = f"{ago(node['age_us'])} ago"
-        why = node["why"] or noise(node["counters"])
-        rows.append((node["node"], node["role"], node["state"], node["host"], str(node["pid"]), seen, why))
+        rows.append((node["node"], node["role"], node["state"], node["host"], str(node["pid"]), seen, *counts, remark(node)))
     lines.append(columns(rows) if len(rows) > 1 else "no server and no agent is registered")
+    here = {node["node"].partition(".")[0] for node in document.get("nodes", ()) if node["state"] != "dead"}
+    away = [key for key in document.get("drained", ()) if key not in here]
+    if away:
+        lines.append(f"drained, and not here: {', '.join(away)}")
     lines += ["", jobs_text(document)]
     return "\n".join(lines)
+
+
+def remark(node: dict[str, Any]) -> str:
+    """What there is to say of a node beside its state."""
+    words = [node["why"], "drained: it gets nothing" if node.get("drained") else ""]
+    words += [f"is being filled with {node['learns']}" if node.get("learns") else "", noise(node["counters"])]
+    return "; ".join(filter(None, words))
 
 
 def noise(counters: dict[str, int]) -> str:
@@ -107,26 +120,28 @@ def jobs_text(document: dict[str, Any]) -> str:
     found = document.get("jobs", ())
     if not found:
         return "no jobs"
-    rows = [("JOB", "STATE", "WORKERS", "MODEL", "SIZE", "RANGES", "SERVERS", "REASON")]
+    rows = [("JOB", "STATE", "WORKERS", "MODEL", "SIZE", "RANGES", "COPIES", "SERVERS", "REASON")]
     for job in found:
         workers = f"{job['attached']}/{job['workers']}"
         model = f"{job['consistency']} {job['combine']}"
-        where = str(len(job["servers"]))
-        rows.append((job["name"], job["state"], workers, model, size(job["bytes"]), str(job["ranges"]), where, job["reason"]))
+        where = (str(job["ranges"]), str(job["copies"]), str(len(job["servers"])))
+        rows.append((job["name"], job["state"], workers, model, size(job["bytes"]), *where, job["reason"]))
     lines = [columns(rows)]
     for job in found:
         if job["state"] == "running":
             lines += [f"  {job['name']}: {line}" for line in job["placement"]]
+            if job["missing"] or job["moves"]:
+                lines.append(f"  {job['name']}: {job['missing']} ranges lack a copy, {job['learners']} are being copied, {job['moves']} to move")
     return "\n".join(lines)
 
 
 def job_text(document: dict[str, Any]) -> str:
     """One job, its tables, its workers and every range of it."""
     lines = [jobs_text({"jobs": [{**document["job"], "placement": document.get("tables", ())}]}), ""]
-    rows = [("RANGE", "EPOCH", "REPLICAS", "SIZE", "WHY")]
+    rows = [("RANGE", "EPOCH", "LEADS", "BACKS", "FILLED", "SIZE", "WHY")]
     for row in document.get("ranges", ()):
-        replicas = ", ".join(row["replicas"]) or "none: every copy is lost"
-        rows.append((str(row["range"]), str(row["epoch"]), replicas, size(row["bytes"]), row["why"]))
+        leads, *backs = row["replicas"] or ["nobody"]
+        rows.append((str(row["range"]), str(row["epoch"]), leads, ", ".join(backs), row["learner"], size(row["bytes"]), row["why"]))
     lines.append(columns(rows))
     workers = document.get("workers", ())
     if workers:

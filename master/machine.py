@@ -339,7 +339,7 @@ class MasterMachine:
         state = self._state()
         view = orders.View(self.members, self.cluster, self.name, self.ledger.trouble, self.stranded, now_us, self.limits)
         try:
-            if ask.verb in orders.QUESTIONS:
+            if orders.is_question(ask):
                 return [Send(sender, m.AdminTold(ask.request, Code.OK, "", orders.question(state, view, ask)))]
             number, name = orders.check(state, view, ask)
         except RequestError as refused:

@@ -40,6 +40,11 @@ class View(NamedTuple):
         return [record for record in self.members.servers() if node_id(record.name) not in state.drained]
 
 
+def is_question(ask: m.Admin) -> bool:
+    """Nothing is changed by it: also a look at how far a drain or a `scale` is."""
+    return ask.verb in QUESTIONS or ask.verb in ("drain", "scale") and bool(ask.arguments.get("look", False))
+
+
 def question(state: State, view: View, ask: m.Admin) -> dict[str, Any]:
     """The answer to a question.  Raises `RequestError` for what cannot be asked."""
     after = ask.arguments.get("after", 0)
@@ -50,6 +55,8 @@ def question(state: State, view: View, ask: m.Admin) -> dict[str, Any]:
         return admin.status(state, view.members, (view.cluster, view.master, view.trouble), said, after, view.now_us)
     if ask.verb == "jobs":
         return admin.jobs(state, after)
+    if ask.verb != "job":
+        return report(state, view, ask, 0, "")[1]
     return admin.job(state, job_of(state, ask.arguments.get("job")), after)
 
 
