@@ -109,6 +109,8 @@ class Members:
         rows = plain.once([(row.worker, row) for row in found])
         if any(row.here and row.finished < slowest for row in found):
             raise PeerError(f"a copy has a member that is slower than the slowest clock, {slowest}")
+        if any(row.first > row.finished or row.end not in (-1, row.finished) for row in found):
+            raise PeerError("a copy has a member that ended where it never was")
         self.rows, self.number, self.slowest = dict(sorted(rows.items())), number, slowest
         self._count_anew()
 

@@ -56,7 +56,7 @@ def flag(value: Any) -> bool:
 
 
 def listed(value: Any) -> Sequence[Any]:
-    if type(value) not in (list, tuple):
+    if not isinstance(value, (list, tuple)):
         raise PeerError(f"a copy has {shown(value)} where a list belongs")
     items: Sequence[Any] = value
     return items

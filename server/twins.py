@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from ..core.errors import PeerError
 from . import plain
 
 STREAK = 10
@@ -126,8 +127,20 @@ class Twins:
         rows = plain.once([(row[0], Row.loaded(*row[1:])) for row in plain.records(plain.field(meta, "rows"), *kinds)])
         first = plain.records(plain.field(meta, "first"), plain.whole, plain.listed)
         newest = plain.signed(plain.field(meta, "newest"))
+        if any(row.other >= 0 and not self._may_be(worker, row, rows) for worker, row in rows.items()) or len(first) > KEPT:
+            raise PeerError("a copy has twins that cannot be")
         self._first = plain.once([(clock, plain.once(plain.records(some, plain.whole, plain.whole))) for clock, some in first])
         self._rows, self._newest = rows, newest
+
+    @staticmethod
+    def _may_be(worker: int, row: Row, rows: dict[int, Row]) -> bool:
+        other = rows.get(row.other)
+        return row.other != worker and row.upto <= row.last + 1 and row.due > STREAK and (other is None or other.other != worker)
+
+    @property
+    def heard(self) -> dict[int, int]:
+        """The clock that each worker has told of last."""
+        return {worker: row.last for worker, row in self._rows.items()}
 
     def check(self) -> None:
         assert len(self._first) <= KEPT, "clocks are kept for ever"
