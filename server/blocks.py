@@ -10,17 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import Code, RequestError
+from ..core.errors import Code, PeerError, RequestError
 from ..core.job import JobSpec
 from ..core.jobmap import Piece
 from ..core.table import DTYPE_NAMES
 from ..wire.messages import BLOCK, BY_VALUE, Segment
+from . import plain
+from .dump import Layout
 from .memory import Memory
 from .optimizers import Mix
 from .place import Items, News, Parts, Place, State
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Scalars = dict[int, tuple[float, ...]]  # of one entry's steps, by table
+Shown = dict[Place, tuple[Array, ...]]
 
 
 class Blocks:
@@ -31,6 +34,7 @@ class Blocks:
         self.values_bytes = sum(place.wire_bytes for place in self.places.values())
         self._memory = memory
         self._kept: list[dict[Place, Array]] = []  # values that snapshots hold
+        self._dumped: list[Shown] = []  # values and state that dumps hold
 
     # -- messages
 
@@ -93,8 +97,8 @@ class Blocks:
             new.append((place, values))
         return new
 
-    def offered(self, items: Items) -> News:
-        """What the blocks will hold after an offer of first values, which has to name every block that waits for them."""
+    def check_offer(self, items: Items) -> None:
+        """Whether an offer of first values may be taken: it has to name every block that waits for them.  Raises `RequestError`."""
         named = {(place.table, place.block.number) for place, _ in items}
         for key, place in self.places.items():
             if place.spec.init == "program" and key not in named:
@@ -104,6 +108,9 @@ class Blocks:
                 raise RequestError(Code.RANGE, f"table {place.spec.name!r} has init={place.spec.init} and takes no first values")
             if place.dtype.kind == "f" and not np.isfinite(array).all():
                 raise RequestError(Code.NONFINITE, f"the first values of {place} hold NaN or infinity")
+
+    def offered(self, items: Items) -> News:
+        """What the blocks will hold after an offer of first values."""
         new: News = []
         for place, array in items:
             try:
@@ -113,15 +120,26 @@ class Blocks:
                 raise _no_memory((place,)) from None
         return new
 
-    def replace(self, items: News) -> None:
-        """Make new values visible.  Those that a snapshot holds stay as they are, for it alone."""
+    def replace(self, items: News, change: int) -> None:
+        """Make new values visible.  Those that a snapshot or a dump holds stay as they are, for it alone."""
         for place, state in items:
-            old = place.state
-            if old is not None and any([kept.get(place) is old.values for kept in self._kept]):
+            if self._kept or self._dumped:
+                self._part(place, place.state)
                 place.state = None
-                for slot in old.slots:
-                    self._memory.give(slot)
             place.replace(state, self._memory)
+            place.changed = change
+
+    def _part(self, place: Place, old: State | None) -> None:
+        """The block holds this no more."""
+        for array in (old.values, *old.slots) if old is not None else ():
+            if not self._held(place, array):
+                self._memory.give(array)
+
+    def _held(self, place: Place, array: Array) -> bool:
+        """Whether a snapshot or a dump holds this array of a block."""
+        if any([kept.get(place) is array for kept in self._kept]):
+            return True
+        return any([array is other for dumped in self._dumped for other in dumped.get(place, ())])
 
     def take_back(self, items: News) -> None:
         """They will never be visible."""
@@ -140,8 +158,59 @@ class Blocks:
         """A snapshot is over."""
         self._kept = [other for other in self._kept if other is not kept]
         for place, values in kept.items():
-            if place.values is not values and all([other.get(place) is not values for other in self._kept]):
+            if place.values is not values and not self._held(place, values):
                 self._memory.give(values)
+
+    # -- copies
+
+    def dump(self) -> tuple[list[tuple[int, ...]], dict[str, Array], Shown]:
+        """What entries have made of the blocks, by reference; nobody changes these arrays before `let_go_of_dump`."""
+        rows, arrays, shown = [], {}, {}
+        for key in sorted(self.places):
+            place = self.places[key]
+            found = place.dump()
+            if found is not None and place.state is not None:
+                rows.append(found[0])
+                arrays.update(found[1])
+                shown[place] = (place.state.values, *place.state.slots)
+        self._dumped.append(shown)
+        return rows, arrays, shown
+
+    def let_go_of_dump(self, shown: Shown) -> None:
+        """A dump is over.  Parts of its arrays may lie in messages that this event has made."""
+        self._dumped = [other for other in self._dumped if other is not shown]
+        for place, arrays in shown.items():
+            own = (place.state.values, *place.state.slots) if place.state is not None else ()
+            for array in arrays:
+                self._memory.show(array)
+                if not self._held(place, array) and all([array is not other for other in own]):
+                    self._memory.give(array)
+
+    def rows_of(self, meta: Any) -> list[tuple[Place, tuple[int, ...]]]:
+        """The blocks of a dump, each with its row.  Raises `PeerError`."""
+        rows = plain.records(meta, plain.whole, plain.whole, plain.whole, plain.whole, plain.whole)
+        plain.once([(row[:2], None) for row in rows])
+        for row in rows:
+            if row[:2] not in self.places:
+                raise PeerError(f"a copy of range {self.number} has block {row[1]} of table {row[0]}, which does not lie there")
+        return [(self.places[row[:2]], row) for row in rows]
+
+    def layout(self, meta: Any) -> Layout:
+        """The arrays of a dump.  Raises `PeerError`."""
+        return {name: shape for place, row in self.rows_of(meta) for name, shape in place.layout(row).items()}
+
+    def load(self, meta: Any, arrays: dict[str, Array]) -> None:
+        """What a dump has, in place of what is here; takes the arrays out.  Raises `PeerError`."""
+        self.forget()
+        for place, row in self.rows_of(meta):
+            place.load(row, arrays)
+
+    def forget(self) -> None:
+        """Nothing has touched the blocks, and no snapshot is kept."""
+        for kept in list(self._kept):
+            self.let_go(kept)
+        for place in self.places.values():
+            self._part(place, place.forget())
 
     def _step(self, place: Place, mix: Mix, scalars: tuple[float, ...], done: News) -> State | None:
         try:

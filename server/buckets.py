@@ -6,16 +6,18 @@ Whatever cannot be taken raises `RequestError` and leaves no trace.  Knows neith
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.errors import Code, RequestError
+from ..core.errors import Code, PeerError, RequestError
 from ..core.job import JobSpec
 from ..core.jobmap import Bucket
 from ..core.table import DTYPE_CODES
 from ..wire.codec import U8, U64
 from ..wire.messages import BY_VALUE, IDS, KEYS, ROWS, Segment
+from . import plain
+from .dump import Layout
 from .memory import Memory
 from .optimizers import Mix, working
 from .place import Parts
@@ -35,6 +37,15 @@ class Pushed(NamedTuple):
     rows: Rows
     slots: Slots
     values: Array
+
+
+class Room(NamedTuple):
+    """What the new rows of a push need: (rows, bytes of keys) by bucket, and bytes of values and state, and of all."""
+
+    new: dict[Rows, tuple[int, int]]
+    nbytes: int
+    cost: int
+    names: str
 
 
 class RowParts(Parts):
@@ -74,8 +85,8 @@ class Buckets:
 
     # -- room
 
-    def admit(self, groups: Sequence[Group]) -> None:
-        """Reserve what the new rows of a push need, so that adding them cannot fail."""
+    def wanted(self, groups: Sequence[Group]) -> Room | None:
+        """Room for the rows of a push that are not here; None if all are."""
         new: dict[Rows, tuple[int, int]] = {}
         for group in groups:
             missing = group.slots < 0
@@ -85,11 +96,19 @@ class Buckets:
                 more = int(np.diff(group.keys.ends, prepend=0)[missing].sum()) if group.keys is not None else 0
                 new[group.rows] = (before + count, key_bytes + more)
         if not new:
-            return
-        names = "table " + ", ".join(sorted({repr(rows.spec.name) for rows in new}))
+            return None
         nbytes = sum(count * rows.state_bytes for rows, (count, _) in new.items())
-        self._pool.admit(nbytes, sum(rows.cost(*wanted) for rows, wanted in new.items()), names)
-        for rows, wanted in new.items():
+        names = "table " + ", ".join(sorted({repr(rows.spec.name) for rows in new}))
+        return Room(new, nbytes, sum(rows.cost(*wanted) for rows, wanted in new.items()), names)
+
+    def admit(self, room: Room) -> None:
+        """Whether a push may bring so many rows here.  Raises `RequestError`."""
+        self._pool.admit(room.nbytes, room.cost, room.names)
+
+    def reserve(self, room: Room) -> None:
+        """Have the memory for new rows, so that adding them cannot fail.  Raises `RequestError`."""
+        self._pool.find(room.cost, room.names)
+        for rows, wanted in room.new.items():
             try:
                 rows.reserve(*wanted)
             except MemoryError:
@@ -148,7 +167,8 @@ class Buckets:
         work = working(rows.dtype)
         if len(parts.slots) == 1 and mix.weights is None:
             values = parts.arrays[0]
-            return parts.slots[0], values if mix.divisor == 1.0 else values.astype(work, copy=False) / work.type(mix.divisor)
+            with np.errstate(all="ignore"):
+                return parts.slots[0], values if mix.divisor == 1.0 else values.astype(work, copy=False) / work.type(mix.divisor)
 
         union, places = self._united(rows, parts.slots)
         total = np.empty((len(union), rows.spec.width), work)
@@ -177,15 +197,16 @@ class Buckets:
         place_of[union[:count]] = -1
         return union[:count], places
 
-    def take(self, steps: Iterable[Step]) -> None:
+    def take(self, steps: Iterable[Step], change: int) -> None:
         """Make steps visible."""
         for step in steps:
             rows = step.rows
             count, text = rows.count, rows.names.text_bytes
             rows.take(step)
+            rows.changed = change
             self._count(rows, count, text)
 
-    def hold(self, groups: Iterable[Group]) -> list[Pushed]:
+    def hold(self, groups: Iterable[Group], change: int) -> list[Pushed]:
         """Rows of a push that waits for its clock's close: each has a slot from here on."""
         pushed = []
         for group in groups:
@@ -193,7 +214,9 @@ class Buckets:
             assert group.values is not None
             count, text = rows.count, rows.names.text_bytes
             slots = rows.hold(group.ids, group.slots, group.keys)
-            self._count(rows, count, text)
+            if rows.count > count:
+                self._count(rows, count, text)
+                rows.changed = change
             pushed.append(Pushed(rows, slots, group.values))
         return pushed
 
@@ -230,6 +253,62 @@ class Buckets:
     def keep(self) -> dict[Rows, Kept]:
         """Copies of all values.  Raises MemoryError."""
         return {rows: rows.keep() for rows in self.held.values()}
+
+    # -- copies
+
+    @property
+    def cost(self) -> int:
+        """Bytes of memory that the rows here take, all told."""
+        return sum(rows.cost(rows.count, rows.names.text_bytes) for rows in self.held.values())
+
+    def dump(self) -> tuple[list[tuple[int, ...]], dict[str, Array]]:
+        """Copies of all rows.  Raises MemoryError."""
+        meta, arrays = [], {}
+        for key in sorted(self.held):
+            found = self.held[key].dump()
+            if found is not None:
+                meta.append(found[0])
+                arrays.update(found[1])
+        return meta, arrays
+
+    def rows_of(self, meta: Any) -> list[tuple[Rows, tuple[int, ...]]]:
+        """The buckets of a dump, each with its row.  Raises `PeerError`."""
+        found = plain.records(meta, plain.whole, plain.whole, plain.whole, plain.whole, plain.whole)
+        plain.once([(row[:2], None) for row in found])
+        for row in found:
+            if row[:2] not in self.held:
+                raise PeerError(f"a copy of range {self.number} has bucket {row[1]} of table {row[0]}, which does not lie there")
+        return [(self.held[row[:2]], row) for row in found]
+
+    def layout(self, meta: Any) -> Layout:
+        """The arrays of a dump.  Raises `PeerError`."""
+        return {name: shape for rows, row in self.rows_of(meta) for name, shape in rows.layout(row).items()}
+
+    def admit_dump(self, meta: Any) -> None:
+        """Whether the rows of a dump have room, those here aside.  Raises `RequestError`."""
+        nbytes = cost = 0
+        names = set()
+        for rows, (_, _, count, text, _) in self.rows_of(meta):
+            nbytes += count * rows.state_bytes
+            cost += rows.cost(count, text)
+            names.add(repr(rows.spec.name))
+        self._pool.admit(nbytes, cost, "table " + ", ".join(sorted(names)))
+
+    def load(self, meta: Any, arrays: dict[str, Array]) -> None:
+        """What a dump has, in place of what is here; takes the arrays out.  Raises `PeerError` and MemoryError."""
+        self.forget()
+        for rows, row in self.rows_of(meta):
+            try:
+                rows.load(row, arrays)
+            finally:
+                self._count(rows, 0, 0)
+
+    def forget(self) -> None:
+        """There are no rows."""
+        for rows in self.held.values():
+            count, text = rows.count, rows.names.text_bytes
+            rows.forget()
+            self._pool.take(-count * rows.state_bytes, -rows.cost(count, text))
 
     def digest(self, total: int) -> int:
         for key in sorted(self.held):

@@ -8,7 +8,8 @@
     membership changes              ->  Roster            to every server of the job, until all ranges acked
     two workers push the same bytes ->  Twins             to the agents of both
 
-Closes are decided once, in order, with the incarnation that ticked.  Owns membership, ticks, the stop clock and the claim
+Closes are decided once, in order, with the incarnation that ticked.  Runs from the log of its range, on every copy the
+same: what it says counts from the one that leads alone (`replica_clock`).  Owns membership, ticks, the stop clock and the claim
 on first values; pieces and twins have books of their own.  Refuses to know values, pushes, and how many agents there will be.
 """
 
@@ -25,6 +26,7 @@ from ..core.job import JobSpec
 from ..core.kinds import WHOLE_OPTIMIZERS
 from ..core.limits import Limits
 from ..wire import messages as m
+from . import plain
 from .members import Member, Members
 from .outbox import Outbox
 from .twins import Twins
@@ -74,11 +76,9 @@ class ClockMachine:
 
     def on_message(self, sender: str, message: Any, now_us: int) -> list[Any]:
         if isinstance(message, m.CloseAck):
-            self.outbox.on_close_ack(sender, message, now_us)
-            return []
+            return list(self.outbox.on_close_ack(sender, message, self.epoch, self.token, now_us))
         if isinstance(message, m.RosterAck):
-            self.outbox.on_roster_ack(sender, message, now_us)
-            return []
+            return list(self.outbox.on_roster_ack(sender, message, self.epoch, self.token, now_us))
 
         before = self._notice()
         roster = self.members.number
@@ -97,6 +97,13 @@ class ClockMachine:
             notice = self._standing(None)
             effects += [Send(agent, notice) for agent in self._agents if agent != told]
         return effects
+
+    def lead(self, now_us: int) -> list[Any]:
+        """This copy was a backup, and everything that was decided before is known to it: bring it to all once more."""
+        roster = self._roster() if self.members.number else None
+        notice = self._standing(None)
+        effects: list[Any] = [Send(agent, notice) for agent in self._agents]
+        return effects + self.outbox.lead(roster, self.epoch, self.token, now_us)
 
     def on_time(self, now_us: int) -> list[Any]:
         if self.outbox.due_us is None or now_us < self.outbox.due_us:
@@ -120,9 +127,13 @@ class ClockMachine:
             return member
         return self._joined(sender, join.worker, join.gen)
 
-    def _on_tick(self, sender: str, tick: m.Tick) -> Member | m.Refuse | None:
+    def too_far(self, clock: int) -> bool:
+        """Whether this clock is so far ahead of the ranges that its tick has to wait."""
+        return self._closes and clock >= self.outbox.floor + self._limits.closes_max
+
+    def _on_tick(self, sender: str, tick: m.Tick) -> Member | m.Refuse:
         """The worker has finished exactly its next clock.  Raises `PeerError`, and then nothing has changed."""
-        weights = self._weights(tick.weights)
+        weights = self.weights(tick.weights)
         member = self._stream(sender, tick)
         if not isinstance(member, Member):
             return member
@@ -134,8 +145,6 @@ class ClockMachine:
             return self._refuse(tick, Code.STOP, f"the job ends for all workers at clock {self.stop_clock}")
         if not member.here:
             return self._refuse(tick, Code.SEQ, f"worker {tick.worker} has left at clock {member.end}")
-        if self._closes and tick.clock >= self.outbox.floor + self._limits.closes_max:
-            return None  # too far ahead of the ranges: the agent asks again
 
         if self._closes:
             self._ticks.setdefault(tick.clock, {})[tick.worker] = (tick.gen, weights)
@@ -255,7 +264,7 @@ class ClockMachine:
         if self._claimer is not None and self._claimer[0] == worker:
             self._claimer = None
 
-    def _weights(self, weights: tuple[Any, ...]) -> Weights:
+    def weights(self, weights: tuple[Any, ...]) -> Weights:
         """Raises `PeerError` for anything that is not (table, sum of weights) of each table at most once."""
         known: set[int] = set()
         for pair in weights:
@@ -321,6 +330,45 @@ class ClockMachine:
             self.job, self.number, self.epoch, self.token, 0, message.worker, message.gen, 0, int(code), text
         )  # fmt: skip
 
+    # -- copies
+
+    def dump(self) -> dict[str, Any]:
+        """Everything but where ranges lie and what they have acked, as a plain document."""
+        return {
+            "closed": self.closed, "initialised": self.initialised, "stop_clock": self.stop_clock, "asked": self._asked_to_stop,
+            "claim": self._claim, "claimer": self._claimer or (), "members": self.members.dump(), "work": self.work.dump(),
+            "twins": self.twins.dump(), "outbox": self.outbox.dump(),
+            "ticks": self._sorted_ticks(),
+        }  # fmt: skip
+
+    def load(self, meta: Any) -> None:
+        """What a copy's document says, in place of what is here.  Raises `PeerError`."""
+        self.closed, self._claim = plain.whole(plain.field(meta, "closed")), plain.whole(plain.field(meta, "claim"))
+        self.initialised = plain.whole(plain.field(meta, "initialised"), 0, self._claim)
+        self.stop_clock, self._asked_to_stop = plain.signed(plain.field(meta, "stop_clock")), plain.flag(plain.field(meta, "asked"))
+        claimer = plain.listed(plain.field(meta, "claimer"))
+        self._claimer = plain.pair(claimer) if claimer else None
+        self._ticks = plain.once([(clock, self._read_ticks(some)) for clock, some in plain.records(plain.field(meta, "ticks"), plain.whole, plain.listed)])
+        self.members.load(plain.field(meta, "members"))
+        self.work.load(plain.field(meta, "work"))
+        self.twins.load(plain.field(meta, "twins"))
+        self.outbox.load(plain.field(meta, "outbox"), self.job, self.epoch, self.token)
+        self._count_agents()
+        if self.outbox.decided != self.closed or any(clock < self.closed for clock in self._ticks):
+            raise PeerError(f"a copy of the clock has {self.closed} clocks closed, and does not remember the last of them")
+        rows = self.members.rows
+        if len(rows) > self._workers_max or (self._closes and self.members.count and self.members.slowest > self.closed):
+            raise PeerError("a copy of the clock has members that cannot be")
+        if any(worker not in rows or last != rows[worker].finished - 1 for worker, last in self.twins.heard.items()):
+            raise PeerError("a copy of the clock compares clocks that nobody has finished")
+
+    def _sorted_ticks(self) -> list[tuple[int, list[tuple[int, int, Weights]]]]:
+        return [(clock, [(worker, *tick) for worker, tick in sorted(ticks.items())]) for clock, ticks in sorted(self._ticks.items())]
+
+    def _read_ticks(self, some: Any) -> dict[int, tuple[int, Weights]]:
+        rows = plain.records(some, plain.whole, plain.whole, plain.listed)
+        return plain.once([(worker, (gen, self.weights(tuple(map(tuple, map(plain.listed, weights)))))) for worker, gen, weights in rows])
+
     # -- what must always hold
 
     def check(self) -> None:
@@ -339,7 +387,7 @@ class ClockMachine:
     def digest(self) -> int:
         state = (
             self.members.roster(), [member.finished for member in self.members.rows.values()], self.closed, self.initialised,
-            self._claim, self._claimer, sorted(self._ticks.items()), self.outbox.state(), self.stop_clock, self.work.state(),
+            self._claim, self._claimer, self._sorted_ticks(), self.stop_clock, self.work.state(),
         )  # fmt: skip
         return crc32(repr(state).encode())
 

@@ -1,51 +1,48 @@
-"""A close on its way through the ranges of one server, in turns, so that the first answers travel while the rest steps.
+"""Acks to the keeper of a job's clock: one for all ranges here that a Close or a Roster has reached, not one for each.
 
-Owns which ranges are still to be asked and which have closed; the node asks them.
+Owns which ranges are still to apply it; who applies it says so.  A repeat is answered without it.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
-from typing import Any
+from ..wire.messages import Close, CloseAck, Roster, RosterAck
 
-from ..core.effects import Send
-from ..wire.messages import Close, CloseAck
-from .hosted import Hosted
+Key = tuple[type[Close] | type[Roster], int]  # and the clocks that are closed then, or the roster's number
 
 
-class Closing:
-    """One Close for all ranges of a job here; `sender` gets one ack for those that have closed it."""
+class Closings:
+    """Who applies an entry that nobody expects here (the node took over with it in its log) is acked at once."""
 
-    def __init__(self, hosted: Hosted, sender: str, close: Close) -> None:
-        self.hosted = hosted
-        self._sender = sender
-        self._close = close
-        self._left = deque(hosted.ranges)
-        self._closed: list[int] = []
+    def __init__(self) -> None:
+        self._left: dict[Key, set[int]] = {}
+        self._done: dict[Key, list[int]] = {}
 
-    def go_on(self, budget_bytes: int, emit: Callable[[list[Any]], None], now_us: int) -> int:
-        """Ask ranges until the budget is used up; returns what is left of it.  At least one range is asked."""
-        while self._left:
-            held = self.hosted.ranges.get(self._left.popleft())
-            if held is None:
-                continue
-            if held.closed == self._close.clock:
-                budget_bytes -= held.closing_bytes(self._close.clock)
-            emit(held.on_message(self._sender, self._close, now_us))
-            if held.closed > self._close.clock:
-                self._closed.append(held.number)
-            if budget_bytes <= 0:
-                break
-        return budget_bytes
+    def expect(self, key: Key, number: int) -> None:
+        self._left.setdefault(key, set()).add(number)
 
-    @property
-    def over(self) -> bool:
-        return not self._left
-
-    def ack(self) -> list[Any]:
-        if not self._closed:
+    def came(self, key: Key, number: int) -> list[int]:
+        """A range has applied it: the ranges to ack now."""
+        left = self._left.get(key)
+        if left is None or number not in left:
+            return [number]
+        left.discard(number)
+        done = self._done.setdefault(key, [])
+        done.append(number)
+        if left:
             return []
-        close = self._close
-        epoch, token = close.epoch, self.hosted.token
-        return [Send(self._sender, CloseAck(close.job, epoch, token, close.clock + 1, tuple(self._closed)))]
+        del self._left[key], self._done[key]
+        return done
+
+    def flush(self) -> list[tuple[Key, list[int]]]:
+        """Ranges have come or gone: nobody is waited for any more."""
+        done = list(self._done.items())
+        self._left.clear()
+        self._done.clear()
+        return done
+
+
+def ack(key: Key, job: int, epoch: int, token: int, ranges: list[int]) -> CloseAck | RosterAck:
+    kind, number = key
+    if kind is Close:
+        return CloseAck(job, epoch, token, number, tuple(ranges))
+    return RosterAck(job, epoch, token, number, tuple(ranges))

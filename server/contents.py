@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Union
 
-from ..core.errors import Code, RequestError
+from ..core.errors import Code, PeerError, RequestError
 from ..core.job import JobSpec
 from ..core.jobmap import Bucket, Piece
 from ..wire.messages import ABSENT, BLOCK, BY_VALUE, IDS, Segment
+from . import plain
 from .blocks import Array, Blocks, Scalars
 from .buckets import Buckets, Pushed
+from .buckets import Room as Room
+from .dump import Dump, Layout
 from .memory import Memory
 from .place import Items, News, Place
 from .pool import Pool
@@ -78,6 +81,7 @@ class Contents:
         self.number = number
         self.blocks = Blocks(job, number, pieces, memory)
         self.buckets = Buckets(job, number, buckets, memory, pool)
+        self.changes = 0  # steps of anything here, and rows that came: a block or bucket knows its last one
         self.kept: dict[int, Snapshot | None] = {}  # by clock; None where there was no memory for it
         self._every = job.snapshot_every
         self._pool = pool
@@ -119,12 +123,20 @@ class Contents:
 
     # -- steps, beside what is visible
 
-    def prepare(self, load: Load, scalars: Scalars) -> Prepared:
-        """Steps of what is not staged, made beside the visible values; room for all rows that are new."""
+    def admit(self, load: Load) -> Room | None:
+        """What its new rows need, if there is room for them.  Raises `RequestError`."""
+        room = self.buckets.wanted(load.groups)
+        if room is not None:
+            self.buckets.admit(room)
+        return room
+
+    def prepare(self, load: Load, scalars: Scalars, room: Room | None) -> Prepared:
+        """Steps of what is not staged, made beside the visible values; memory for all rows that are new."""
         at_once, staged = load.split()
         steps: list[Step] = []
         if load.groups:
-            self.buckets.admit(load.groups)
+            if room is not None:
+                self.buckets.reserve(room)
             steps = self.buckets.stepped(at_once.groups, scalars)
         return Prepared(self.blocks.stepped(at_once.items, scalars), steps, staged)
 
@@ -133,21 +145,29 @@ class Contents:
         steps = self.buckets.closed(plan.rows, totals, scalars)
         return Prepared(self.blocks.closed(plan.blocks, totals, scalars), steps, NOTHING)
 
-    def offer(self, load: Load) -> Prepared:
-        """First values."""
+    def check_offer(self, load: Load) -> None:
+        """Whether these may be first values.  Raises `RequestError`."""
         if load.groups:
             raise RequestError(Code.RANGE, f"{load.groups[0].rows} is sparse and takes no first values")
+        self.blocks.check_offer(load.items)
+
+    def offer(self, load: Load) -> Prepared:
+        """First values."""
         return Prepared(self.blocks.offered(load.items), [], NOTHING)
 
     def apply(self, prepared: Prepared) -> None:
         """Make steps visible."""
-        self.blocks.replace(prepared.news)
+        self.changes += 1
+        self.blocks.replace(prepared.news, self.changes)
         if prepared.steps:
-            self.buckets.take(prepared.steps)
+            self.buckets.take(prepared.steps, self.changes)
 
     def hold(self, load: Load) -> list[Pushed]:
         """Rows that wait for a close have their places from here on."""
-        return self.buckets.hold(load.groups) if load.groups else []
+        if not load.groups:
+            return []
+        self.changes += 1
+        return self.buckets.hold(load.groups, self.changes)
 
     # -- snapshots
 
@@ -198,6 +218,52 @@ class Contents:
         if snapshot is None:
             raise RequestError(Code.NOSPC, f"the server had no memory for the snapshot of clock {at}")
         return snapshot
+
+    # -- copies
+
+    def dump(self) -> Dump:
+        """What entries have made of all tables: blocks by reference, rows copied; snapshots are not in it.  Raises MemoryError.
+
+        Steps go on beside it and take memory of their own, so that somebody has to `let_go` of it.
+        """
+        nbytes = self.blocks.nbytes + self.buckets.cost
+        if not self._pool.spare(nbytes):
+            raise MemoryError(f"no memory for a copy of {nbytes} bytes")
+        buckets, rows = self.buckets.dump()
+        blocks, arrays, shown = self.blocks.dump()
+        return Dump({"changes": self.changes, "blocks": blocks, "buckets": buckets}, {**arrays, **rows}, shown)
+
+    def let_go(self, dump: Dump) -> None:
+        """Nobody reads the dump any more."""
+        self.blocks.let_go_of_dump(dump.kept)
+
+    def layout(self, meta: Any) -> Layout:
+        """The arrays of a dump.  Raises `PeerError`, and `RequestError` where there is no room for its rows."""
+        found = {**self.blocks.layout(plain.field(meta, "blocks")), **self.buckets.layout(plain.field(meta, "buckets"))}
+        self.buckets.admit_dump(plain.field(meta, "buckets"))
+        return found
+
+    def load(self, meta: Any, arrays: dict[str, Array]) -> None:
+        """What a dump has, in place of what is here; takes the arrays out.
+
+        Raises `PeerError`, MemoryError and `RequestError` (no room for its rows); nothing is here then.
+        """
+        self.forget()
+        try:
+            self.layout(meta)
+            self.blocks.load(plain.field(meta, "blocks"), arrays)
+            self.buckets.load(plain.field(meta, "buckets"), arrays)
+            self.changes = plain.whole(plain.field(meta, "changes"))
+        except (MemoryError, PeerError, RequestError):
+            self.forget()
+            raise
+
+    def forget(self) -> None:
+        """The range holds nothing here any more, or begins anew: all memory is given back."""
+        self.kept.clear()
+        self.blocks.forget()
+        self.buckets.forget()
+        self.changes = 0
 
     def digest(self) -> int:
         return self.buckets.digest(self.blocks.digest())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class JobFailed(NamedTuple):
@@ -12,8 +12,27 @@ class JobFailed(NamedTuple):
     reason: str
 
 
+class Reached(NamedTuple):
+    """A range has applied a Close or a Roster: `key` says which, see `closing`.  The node acks it to the clock's keeper."""
+
+    job: int
+    range: int
+    key: tuple[Any, int]
+
+
+class AskSeat(NamedTuple):
+    """The copies of a range have to change; the node asks the master until a map says so.  See wire.control.SeatAsk."""
+
+    job: int
+    range: int
+    epoch: int
+    verb: str
+    node: str
+    reason: str
+
+
 class Turn(NamedTuple):
-    """Perform what was given so far, then feed this back at once: a long close goes on while its first answers travel."""
+    """Perform what was given so far, let others have their turn, then feed this back: what is committed is applied on."""
 
 
 class WarmUp(NamedTuple):

@@ -1,17 +1,21 @@
-"""One job on one server: its map, the ranges that this server leads, and the job's clock if it is kept here."""
+"""One job on one server: its map, the copies of ranges that lie here, and the job's clock if its range is one of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+from ..core.effects import Log
 from ..core.errors import Code
 from ..core.job import JobSpec
-from ..core.jobmap import Bucket, JobMap, Piece, buckets, pieces
+from ..core.jobmap import Assignment, Bucket, JobMap, Piece, buckets, pieces
 from ..core.limits import Limits
 from .clock import ClockMachine
+from .closing import Closings
 from .memory import Memory
 from .pool import Pool
 from .range import RangeMachine
+from .replica import Replica
 
 
 class Hosted:
@@ -19,8 +23,9 @@ class Hosted:
 
     def __init__(self, name: str, number: int, limits: Limits, memory: Memory, left: Callable[[], int]) -> None:
         self.number = number
-        self.ranges: dict[int, RangeMachine] = {}
-        self.clock: ClockMachine | None = None
+        self.ranges: dict[int, RangeMachine] = {}  # what is applied of every copy here
+        self.replicas: dict[int, Replica] = {}  # the same ranges
+        self.closings = Closings()
         self.map: JobMap | None = None
         self.token = 0  # of the map
         self.clock_range = 0
@@ -41,8 +46,20 @@ class Hosted:
         assert self.map is not None
         return self.map.spec
 
-    def adopt(self, new: JobMap) -> None:
-        """Take a newer map: new ranges start empty, those that are led elsewhere now are dropped."""
+    @property
+    def clock(self) -> ClockMachine | None:
+        """The job's clock, if it is kept here: its range is led here."""
+        replica = self.keeps
+        return replica.clock if replica is not None else None
+
+    @property
+    def keeps(self) -> Replica | None:
+        """The range of the job's clock, if it is led here."""
+        replica = self.replicas.get(self.clock_range)
+        return replica if replica is not None and replica.leads else None
+
+    def adopt(self, new: JobMap, now_us: int) -> list[Any]:
+        """Take a newer map: new copies start empty, those that this server has no part in any more are dropped."""
         if self.map is None:
             for piece in pieces(new.spec, new.ring_ranges):
                 self._pieces.setdefault(piece.range, []).append(piece)
@@ -52,20 +69,48 @@ class Hosted:
             self.clock_range = new.clock_range
         self.map, self.token = new, new.token
         self.keeper = (new.primary(self.clock_range), new.epoch(self.clock_range))
-        mine = {number: item for number, item in new.ranges.items() if item.primary == self._name}
-        for number in [number for number in self.ranges if number not in mine]:
-            del self.ranges[number]
-        for number, item in sorted(mine.items()):
-            held = self.ranges.get(number)
-            if held is None:
-                held = self.ranges[number] = RangeMachine(
-                    new.number, number, new.spec, self._pieces.get(number, ()), self._buckets.get(number, ()), self._memory,
-                    self.pool, self._limits, item.epoch, new.token,
-                )  # fmt: skip
-            held.epoch, held.token = item.epoch, new.token
+        mine = {number: item for number, item in sorted(new.ranges.items()) if self._name in (*item.replicas, item.learner)}
+        for number in [number for number in self.replicas if number not in mine]:
+            self._drop(number)
+        effects: list[Any] = []
+        promoted = 0
+        for number, item in mine.items():
+            replica = self._replica(number, item)
+            followed = replica.seat.epoch > 0 and not replica.leads
+            effects += replica.adopt(item, new.token, now_us)
+            promoted += followed and replica.leads
+        if promoted:
+            effects.append(Log("promoted", {"job": self.number, "ranges": promoted, "token": new.token}))
+        keeps = self.replicas.get(self.clock_range)
+        if keeps is not None and keeps.clock is not None:
+            keeps.clock.place({number: item.primary for number, item in new.ranges.items()}, keeps.seat.epoch, new.token)
         self.nbytes = sum(held.blocks.nbytes for held in self.ranges.values())
         self.pool.share = self._share() if new.spec.memory_bytes else None
-        self._place_clock(new)
+        return effects
+
+    def _replica(self, number: int, item: Assignment) -> Replica:
+        """The copy of a range here; a new one where there is none, and for a learner of another epoch."""
+        replica = self.replicas.get(number)
+        if replica is not None and item.learner == self._name and replica.seat.epoch != item.epoch:
+            self._drop(number)
+            replica = None
+        if replica is None:
+            clock = ClockMachine(self.number, number, self.spec, self._limits, 0, 0) if number == self.clock_range else None
+            held = self.ranges[number] = RangeMachine(
+                self.number, number, self.spec, self._pieces.get(number, ()), self._buckets.get(number, ()), self._memory,
+                self.pool, self._limits, 0, 0, clock,
+            )  # fmt: skip
+            replica = self.replicas[number] = Replica(self._name, held, self._limits, self.spec.min_insync)
+        return replica
+
+    def _drop(self, number: int) -> None:
+        del self.ranges[number]
+        self.replicas.pop(number).end()
+
+    def end(self) -> None:
+        """The job has ended."""
+        for number in list(self.replicas):
+            self._drop(number)
 
     def _share(self) -> int:
         """Bytes of the job's memory that rows may take here: of what its dense tables leave, the part of the buckets here."""
@@ -74,26 +119,22 @@ class Hosted:
         rest = max(0, self.spec.memory_bytes - self.spec.dense_bytes)
         return rest * here // max(1, whole)
 
-    def _place_clock(self, new: JobMap) -> None:
-        server, epoch = self.keeper
-        if server != self._name:
-            self.clock = None
-            return
-        if self.clock is None:
-            self.clock = ClockMachine(new.number, self.clock_range, new.spec, self._limits, epoch, new.token)
-        self.clock.place({number: item.primary for number, item in new.ranges.items()}, epoch, new.token)
-
     def holds(self, ranges: tuple[int, ...], worker: int, gen: int, seq: int) -> bool:
         """Whether each of these ranges is led here and has this push of the stream."""
-        held = self.ranges
-        return all(number in held and held[number].holds(worker, gen, seq) for number in ranges)
+        found = [self.replicas.get(number) for number in ranges]
+        return all(replica is not None and replica.serves and replica.range.holds(worker, gen, seq) for replica in found)
 
     def others(self) -> dict[str, str]:
-        """Servers that the clock has to reach, with their endpoints."""
-        if self.clock is None or self.map is None:
+        """Servers that copies here speak to, and those that the clock has to reach, with their endpoints."""
+        if self.map is None:
             return {}
-        primaries = {item.primary for item in self.map.ranges.values()} - {self._name, ""}
-        return {server: self.map.endpoints[server] for server in sorted(primaries) if server in self.map.endpoints}
+        wanted: set[str] = set()
+        for number in self.replicas:
+            item = self.map.ranges[number]
+            wanted.update(item.replicas, (item.learner,))
+        if self.keeps is not None:
+            wanted.update(item.primary for item in self.map.ranges.values())
+        return {server: self.map.endpoints[server] for server in sorted(wanted - {self._name, ""}) if server in self.map.endpoints}
 
     def untouched_bytes(self) -> int:
         """Promised room: values that no array holds yet."""

@@ -1,42 +1,104 @@
 """The log of one range: what changes it, in one order.  An entry is appended, committed, applied, and only then answered.
 
-With one copy an entry is committed as it is appended; with more, when every copy in sync holds it.  Whatever an entry
-needs to be applied again elsewhere with the same bits lies in it: the message and the scalars of its steps.
+With one copy an entry is committed as it is appended; with more, when every copy in sync holds it.  An entry is the
+message as it was received: each copy makes the same of it.  Knows neither who holds what nor what an entry means.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple, Union
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, NamedTuple
 
-from ..wire.messages import Close, Init, Push, Roster
+from .contents import Load, Room
 
 
 class Entry(NamedTuple):
-    """`version` is its position; `scalars` lists (table, scalars of its optimizer), made by the primary in float64."""
+    """`version` is its position, `origin` the node that sent its message; `upto` counts the log's bytes to its end.
+
+    `load` is what was read of the message when the range stood at `seen`, for whoever need not read it again.
+    """
 
     version: int
-    message: Union[Push, Init, Close, Roster]
-    scalars: tuple[tuple[int, tuple[float, ...]], ...]
+    origin: str
+    message: Any
+    nbytes: int
+    upto: int
+    load: Load | None = None
+    room: Room | None = None
+    seen: int = -1
 
 
 class Log:
-    """Entries that are not applied everywhere yet."""
+    """Entries that are not applied yet, and those that a learner lacks."""
 
-    def __init__(self) -> None:
+    def __init__(self, start: int = 0) -> None:
         self.entries: deque[Entry] = deque()
-        self.last = 0  # version of the newest entry
-        self.committed = 0
+        self.last = start  # version of the newest entry
+        self.committed = start
+        self.applied = start
+        self.written = 0  # bytes of all entries that were ever here
 
-    def append(self, message: Union[Push, Init, Close, Roster], scalars: tuple[tuple[int, tuple[float, ...]], ...]) -> Entry:
+    def append(self, origin: str, message: Any, nbytes: int, load: Load | None = None, room: Room | None = None, seen: int = -1) -> Entry:
         self.last += 1
-        entry = Entry(self.last, message, scalars)
+        self.written += nbytes
+        entry = Entry(self.last, origin, message, nbytes, self.written, load, room, seen)
         self.entries.append(entry)
         return entry
 
-    def commit(self) -> list[Entry]:
-        """Entries that are committed now and were not before, in order.  There is one copy, ours: all of them."""
-        ready = list(self.entries)
-        self.entries.clear()
-        self.committed = self.last
-        return ready
+    def begin(self, version: int) -> None:
+        """A copy was loaded that holds everything up to here."""
+        assert not self.entries
+        self.last = self.committed = self.applied = version
+
+    def commit(self, version: int) -> None:
+        """Every copy in sync holds the entries up to this one.  That never falls."""
+        if version > self.committed:
+            self.committed = version
+
+    def next(self) -> Entry:
+        """The entry that is to be applied next."""
+        return self.entries[self.applied + 1 - self.entries[0].version]
+
+    def after(self, version: int) -> Iterator[Entry]:
+        """Entries behind this one, in order; all of them must be here still."""
+        if not self.entries:
+            return iter(())
+        skip = version + 1 - self.entries[0].version
+        assert skip >= 0, f"entries behind {version} are asked for, the first one here is {self.entries[0].version}"
+        return islice(self.entries, skip, None)
+
+    def bytes_after(self, version: int) -> int:
+        """Bytes of the entries behind this one."""
+        if version >= self.last:
+            return 0
+        entries = self.entries
+        at = version - entries[0].version
+        return self.written - (entries[at].upto if at >= 0 else entries[0].upto - entries[0].nbytes)
+
+    def trim(self, lacked: int) -> None:
+        """Forget what is applied, up to the version that somebody who learns has got."""
+        entries, most = self.entries, min(self.applied, lacked)
+        while entries and entries[0].version <= most:
+            entries.popleft()
+
+    def cut(self, version: int) -> None:
+        """Forget what lies behind this version: it was never committed."""
+        assert version >= self.committed, "a committed entry would be forgotten"
+        while self.entries and self.entries[-1].version > version:
+            self.written -= self.entries.pop().nbytes
+        self.last = version
+
+    def check(self) -> None:
+        versions = [entry.version for entry in self.entries]
+        assert self.applied <= self.committed <= self.last
+        assert versions == list(range(self.last - len(versions) + 1, self.last + 1)), "the log has a hole"
+        assert not versions or versions[0] <= self.applied + 1
+        assert versions or self.applied == self.last
+
+
+def payload_bytes(message: Any) -> int:
+    """Bytes of the numbers in a message."""
+    payload = getattr(message, "payload", ())
+    return sum([memoryview(buffer).nbytes for buffer in payload]) if payload else 0

@@ -29,19 +29,30 @@ class Pool:
         self.share: int | None = None  # most bytes of values and state of the rows on this server; None = no bound
         self.used = 0
         self.taken = 0
+        self.promised = 0  # of `used`, to pushes that are in a log and not applied
         self._left = left
         self._granted = 0  # bytes of memory that the host had, less what was taken since
         self._places = Column(np.dtype(np.int32), 1)
 
     def admit(self, nbytes: int, cost: int, names: str) -> None:
         """Whether rows with so many bytes of values and state, `cost` with all that belongs to them, have room.  Raises `RequestError`."""
-        if self.share is not None and self.used + nbytes > self.share:
-            text = f"{names}: {nbytes} bytes of new rows do not fit, {self.used} of this server's share of {self.share} are taken"
+        used = self.used + self.promised
+        if self.share is not None and used + nbytes > self.share:
+            text = f"{names}: {nbytes} bytes of new rows do not fit, {used} of this server's share of {self.share} are taken"
             raise RequestError(Code.NOSPC, f"{text}; raise the job's memory (--memory), or push fewer rows")
+        self.find(cost, names)
+
+    def find(self, cost: int, names: str) -> None:
+        """Whether the host has so many bytes for new rows.  Raises `RequestError`."""
         left = self._missed(cost)
         if left is not None:
             text = f"{names}: new rows need {cost} bytes of memory, the server has {left} left"
             raise RequestError(Code.NOSPC, f"{text}; add servers, or push fewer rows")
+
+    def promise(self, nbytes: int, cost: int) -> None:
+        """They will be taken later; below 0: a promise is over."""
+        self.promised += nbytes
+        self._granted -= cost
 
     def spare(self, cost: int) -> bool:
         """Whether the host has so many bytes for a copy; they are taken then."""

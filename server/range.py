@@ -1,19 +1,20 @@
 """One range of one job: takes each push once, steps its blocks, answers pulls when they may be answered.
 
-    push -> known stream? repeat? gap? -> prepare -> append to the log -> commit -> apply -> acknowledge
+    consider   the primary, before a message becomes an entry of the log: known stream? repeat? gap? room?
+    apply      every copy, in the order of the log: step or stage now, from the state as of the entry before
 
     BSP        a push is staged under (worker, clock); Close(clock) sums the members' and steps once
-    ASP, SSP   a push steps as it commits; a mean scales the step by w / sum of w over the members of its clock
+    ASP, SSP   a push steps as it is applied; a mean scales the step by w / sum of w over the members of its clock
 
-Nothing that is not a finite number is ever visible: results are prepared beside the values and swapped in.
-Owns the streams' table, staged pushes and parked pulls of its range.  Refuses to know who else has ranges, the clock's
-members beyond the roster it was sent, and whether its messages arrive.
+Nothing that is not a finite number is ever visible: results are prepared beside the values and swapped in.  What comes
+to nothing does so on every copy, and its stream's row remembers why.  Owns the streams' table, staged pushes and, in the
+clock's range, the clock.  Refuses to know who else has copies and ranges, and whether its messages arrive.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple, Union
 from zlib import crc32
 
 from ..core.effects import Effects, Send
@@ -22,75 +23,87 @@ from ..core.job import JobSpec
 from ..core.jobmap import Bucket, Piece
 from ..core.limits import Limits
 from ..wire import messages as m
+from .admission import check_push
 from .blocks import Blocks, Scalars
-from .contents import NOTHING, Contents, Holder, Load, Prepared
-from .effects import JobFailed
-from .log import Entry, Log
+from .clock import ClockMachine
+from .contents import NOTHING, Contents, Holder, Load, Prepared, Room
+from .dump import Dump, Layout
+from .effects import JobFailed, Reached
+from .holding import Facts, Holding
+from .log import Entry
+from .marks import fold
 from .memory import Memory
-from .parking import Parked, Parking
 from .pool import Pool
+from .reads import Reads, fenced
 from .shares import Shares
 from .staging import Staged, Staging
-from .streams import ASTRAY, FENCED, NEXT, SEEN, Streams
+from .streams import ASTRAY, FENCED, NEXT, SEEN, VOID, WAITS
+from .underway import Underway
 
-WEIGHT_MAX = 2.0**53
 _NO_CHANGE = Prepared([], [], NOTHING)
 
 
-class RangeMachine:
+class Taken(NamedTuple):
+    """A message that becomes an entry: what was read of it."""
+
+    load: Load
+    room: Room | None
+
+
+_PLAIN = Taken(NOTHING, None)
+Verdict = Union[Taken, Effects]
+
+
+class NoRoom(Exception):
+    """This copy has no memory for an entry; others may have it.  Nothing of the entry is applied."""
+
+    def __init__(self, why: RequestError) -> None:
+        super().__init__(why.text)
+        self.why = why
+
+
+class RangeMachine(Reads):
     """A machine without deadlines: everything happens because a message came."""
 
     def __init__(
         self, job: int, number: int, spec: JobSpec, pieces: Sequence[Piece], buckets: Sequence[Bucket], memory: Memory, pool: Pool,
-        limits: Limits, epoch: int, token: int,
+        limits: Limits, epoch: int, token: int, clock: ClockMachine | None = None,
     ) -> None:  # fmt: skip
-        self.job, self.number = job, number
-        self.epoch, self.token = epoch, token
-        self.contents = Contents(spec, number, pieces, buckets, memory, pool)
-        self.log = Log()
-        self.version = 0  # log position of what is visible
-        self.closed = 0  # clocks below this one are closed here
+        super().__init__(job, number, epoch, token, Contents(spec, number, pieces, buckets, memory, pool), limits.parked_max)
         self.claim = 0  # of the first values that were taken
-        self.streams = Streams()
         self.shares = Shares(spec.workers)
-        self.failure: RequestError | None = None  # why nothing can go on
+        self.clock = clock  # of the job, if it is kept here
+        self.mark = 0  # checksum of what was applied while `marking`
+        self.marking = False
+        self.underway = Underway(pool)
         self._limits = limits
         self._staging = Staging()
-        self._parking = Parking(limits.parked_max)
 
     @property
     def blocks(self) -> Blocks:
         return self.contents.blocks
 
-    @property
-    def rows(self) -> dict[int, tuple[int, int]]:
-        """By worker: its incarnation, and the seq of its last push taken."""
-        return self.streams.rows
+    def cost(self, entry: Entry) -> int:
+        """About how many bytes it takes to apply an entry."""
+        if type(entry.message) is not m.Close:
+            return entry.nbytes
+        return self.blocks.nbytes + self._staging.row_bytes(entry.message.clock)
 
-    def closing_bytes(self, clock: int) -> int:
-        """About how much a close of this clock reads and writes."""
-        return self.blocks.nbytes + self._staging.row_bytes(clock)
+    # -- consider: what becomes an entry.  Looks at what is applied, and at what the log holds beyond that.
 
-    # -- surface of a machine
+    def consider(self, sender: str, message: Any) -> Verdict:
+        """A push, first values, a Close or a Roster: taken, or what is answered (silence is an answer too)."""
+        verdict: Verdict = _CONSIDER[type(message)](self, sender, message)
+        return verdict
 
-    def on_message(self, sender: str, message: Any, now_us: int) -> list[Any]:
-        """Pushes, pulls, scans, first values of agents; Close and Roster of the clock (their acks are the node's to give)."""
-        return list(_HANDLERS[type(message)](self, sender, message))
-
-    def on_time(self, now_us: int) -> list[Any]:
-        return []
-
-    def deadline_us(self) -> int | None:
-        return None
-
-    # -- streams
-
-    def _on_push(self, sender: str, push: m.Push) -> Effects:
+    def _on_push(self, sender: str, push: m.Push) -> Verdict:
         """Take a push once, however often it arrives.  A sum of several workers' pushes is taken as one, or not at all."""
         components = push.components
         if len(components) != 1 and (not components or len({component.worker for component in components}) != len(components)):
             raise PeerError(f"a push of {len(components)} components, which are not one worker's each")
         looks = [self.streams.look(component) for component in components]
+        if self.underway.count:
+            looks = [self.underway.look(component, look) for component, look in zip(components, looks)]
         if looks.count(NEXT) != len(looks):
             return self._not_next(sender, components, looks)
 
@@ -98,40 +111,31 @@ class RangeMachine:
             load = self.contents.read(push.segments, push.payload)
             holders = load.holders()
             staged = any([holder.staged for holder in holders])
-            if staged and components[0].clock > self.closed + 1:
+            if staged and components[0].clock > max(self.closed, self.underway.closed) + 1:
                 return []  # too early to keep: the agent sends it again, when the clocks before it may have closed
-            self._check(components, staged)
-            if len(components) > 1:
-                _check_sum(components, holders)
-            scalars = self._scalars(components, holders)
-            prepared = self.contents.prepare(load, scalars)
+            self._check(components, holders, staged)
+            return Taken(load, self.contents.admit(load) if load.groups else None)
         except RequestError as refusal:
             return [Send(sender, self._refuse(refusal, *component[:3])) for component in components]
-
-        self.log.append(push, tuple(scalars.items()))
-        self.streams.measure(components, push.base, bool(scalars))
-        newer = self.streams.take(components)
-        self._commit(prepared)
-        effects: list[Any] = [Send(sender, self._ack(*component[:3])) for component in components]
-        if newer:
-            effects += self._fence_parked()
-        if self._parking.count:
-            for component in components:
-                effects += self._answer(self._parking.take_for_push(component.worker))
-        return effects
 
     def _not_next(self, sender: str, components: Sequence[m.Component], looks: Sequence[int]) -> Effects:
         """What a push is told that is not the next one of each of its streams."""
         streams = self.streams
-        alive = [component for component, look in zip(components, looks) if look != FENCED]
-        effects = [
-            Send(sender, self._refuse(_fenced(worker, gen, streams.gen(worker)), worker, gen, seq))
-            for (worker, gen, seq, *_), look in zip(components, looks)
-            if look == FENCED
-        ]
-        lasts = tuple([(worker, gen, streams.last(worker, gen)) for worker, gen, *_ in alive])
         if all(look == SEEN for look in looks):
-            return [Send(sender, self._ack(*last)) for last in lasts]
+            return [Send(sender, self._ack(worker, gen, streams.last(worker, gen))) for worker, gen, *_ in components]
+        effects = []
+        for component, look in zip(components, looks):
+            worker, gen, seq, *_ = component
+            if look == FENCED:
+                effects.append(Send(sender, self._refuse(fenced(worker, gen, streams.gen(worker)), worker, gen, seq)))
+            elif look == VOID:
+                effects.append(Send(sender, self._refuse(streams.why(component), worker, gen, seq)))
+        if WAITS in looks:
+            return effects  # what is under way is answered when it is applied
+        lasts = tuple([
+            (worker, gen, streams.last(worker, gen))
+            for (worker, gen, *_), look in zip(components, looks) if look not in (FENCED, VOID)
+        ])  # fmt: skip
         if lasts and (effects or SEEN in looks):  # the sum is of no use any more: each comes alone
             return [*effects, Send(sender, m.Partial(self.job, self.number, self.epoch, self.token, lasts))]
         # A gap alone: an earlier push is still on its way, the agent sends both again.  But if one that the agent had
@@ -139,38 +143,98 @@ class RangeMachine:
         effects += [Send(sender, self._last_told(*last)) for last, look in zip(lasts, looks) if look == ASTRAY]
         return effects
 
-    def _on_last_ask(self, sender: str, ask: m.LastAsk) -> Effects:
-        row_gen, last = self.rows.get(ask.worker, (0, 0))
-        if ask.gen < row_gen:
-            return [Send(sender, self._refuse(_fenced(ask.worker, ask.gen, row_gen), ask.worker, ask.gen, 0))]
-        return [Send(sender, self._last_told(ask.worker, ask.gen, last if ask.gen == row_gen else 0))]
-
     def holds(self, worker: int, gen: int, seq: int) -> bool:
         """Whether this push of the stream is its last one here, and every copy has it."""
-        return self.rows.get(worker) == (gen, seq) and self.log.committed == self.log.last
+        return self.rows.get(worker) == (gen, seq)
 
-    def _check(self, components: Sequence[m.Component], staged: bool) -> None:
+    def _check(self, components: Sequence[m.Component], holders: Sequence[Holder], staged: bool) -> None:
         """Whether the push may be taken at all, its numbers aside.  Raises `RequestError`."""
         if self.failure is not None:
             raise RequestError(self.failure.code, self.failure.text)
-        for component in components:
-            self._check_component(component, staged)
+        check_push(components, holders, staged, self.closed, self._staging, self._limits)
 
-    def _check_component(self, component: m.Component, staged: bool) -> None:
-        if component.worker >= self._limits.workers_max:
-            raise RequestError(Code.RANGE, f"worker {component.worker}; from 0 to {self._limits.workers_max - 1}")
-        if not 0.0 <= component.weight <= WEIGHT_MAX:  # NaN fails too
-            raise RequestError(Code.RANGE, f"weight {component.weight} of the push; use a number from 0 to 2^53")
-        if component.clock < 0:
-            raise RequestError(Code.RANGE, f"clock {component.clock} of the push is below 0")
-        if not staged:
-            return
-        if component.clock < self.closed:
-            raise RequestError(Code.SEQ, f"clock {component.clock} is closed already; {self.closed} is the next one to close")
-        most = self._limits.staged_max
-        if self._staging.count(component) >= most:
-            text = f"worker {component.worker} pushed more than {most} times in clock {component.clock}"
-            raise RequestError(Code.RANGE, f"{text}; end the clock more often, or add the pushes up before sending them")
+    def _on_init(self, sender: str, init: m.Init) -> Verdict:
+        """Take the values of the highest claim; the same claim again is a repeat."""
+        newest = max(self.claim, self.underway.claim)
+        if init.claim == newest:
+            return [self._init_ack(sender, init)] if newest == self.claim else []
+        try:
+            if init.claim < newest:
+                raise RequestError(Code.FENCED, f"claim {newest} on the first values has taken the place of {init.claim}")
+            load = self.contents.read(init.segments, init.payload)
+            self.contents.check_offer(load)
+        except RequestError as refusal:
+            return [Send(sender, self._refuse(refusal, m.NOBODY, 0, init.claim))]
+        return Taken(load, None)
+
+    def _on_close(self, sender: str, close: m.Close) -> Verdict:
+        """Close exactly the next clock: an earlier one is a repeat, a later one comes again."""
+        return _PLAIN if close.clock == max(self.closed, self.underway.closed) and self.failure is None else []
+
+    def _on_roster(self, sender: str, roster: m.Roster) -> Verdict:
+        return _PLAIN if roster.number > max(self.shares.number, self.underway.roster) else []
+
+    # -- apply: the same on every copy; only the one that leads has effects
+
+    def apply(self, entry: Entry, leads: bool, now_us: int) -> list[Any]:
+        """Make a committed entry visible.  Raises `NoRoom`."""
+        assert entry.version == self.version + 1
+        if self.underway.count:
+            self.underway.done(entry)
+        apply = _APPLY.get(type(entry.message))
+        self.version += 1
+        try:
+            effects: list[Any] = self._apply_to_clock(entry, now_us) if apply is None else apply(self, entry, leads)
+        except NoRoom:
+            self.version -= 1
+            raise
+        return effects if leads else []
+
+    def void(self, entry: Entry, why: RequestError) -> list[Any]:
+        """The only copy had no memory for the entry: it comes to nothing."""
+        message = entry.message
+        self.version += 1
+        self._fold(entry, ("void", int(why.code)), _NO_CHANGE)
+        if type(message) is m.Close:
+            return self._fail(RequestError(why.code, _unclosed(message, why)))
+        if type(message) is m.Init:
+            return [Send(entry.origin, self._refuse(why, m.NOBODY, 0, message.claim))]
+        return [Send(entry.origin, self._refuse(why, *component[:3])) for component in message.components]
+
+    def _apply_push(self, entry: Entry, leads: bool) -> list[Any]:
+        push: m.Push = entry.message
+        components = push.components
+        load, room = entry.load, entry.room
+        try:
+            if load is None or entry.seen + 1 != entry.version:  # others came between, or it was considered elsewhere
+                looks = [self.streams.look(component) for component in components]
+                if looks.count(NEXT) != len(looks):
+                    self._fold(entry, "passed over", _NO_CHANGE)
+                    return list(self._not_next(entry.origin, components, looks)) if leads else []
+                load = self.contents.read(push.segments, push.payload)
+                holders = load.holders()
+                self._check(components, holders, any([holder.staged for holder in holders]))
+                room = self.contents.buckets.wanted(load.groups) if load.groups else None
+            scalars = self._scalars(components, load.holders())
+            prepared = self.contents.prepare(load, scalars, room)
+        except RequestError as refusal:
+            return self._come_to_nothing(entry, refusal, leads)
+
+        self.streams.measure(components, push.base, bool(scalars))
+        newer = self.streams.take(components)
+        self.contents.apply(prepared)
+        self._take_push(entry, scalars, prepared.staged)
+        self._fold(entry, components, prepared)
+        return self._took_push(entry.origin, components, newer) if leads else []
+
+    def _come_to_nothing(self, entry: Entry, why: RequestError, leads: bool) -> list[Any]:
+        """The reason lies in state and entry, so it is the same on every copy; but memory is this one's own."""
+        if why.code == Code.NOSPC and self.failure is None:
+            raise NoRoom(why)
+        components = entry.message.components
+        self.streams.void(components, why)
+        self._fold(entry, ("void", int(why.code)), _NO_CHANGE)
+        return [Send(entry.origin, self._refuse(why, *component[:3])) for component in components] if leads else []
 
     def _scalars(self, components: Sequence[m.Component], holders: Sequence[Holder]) -> Scalars:
         """Scalars of the steps that this push makes at once, by table."""
@@ -183,209 +247,154 @@ class RangeMachine:
             found[holder.table] = holder.scalars(first.clock, share)
         return found
 
-    # -- the log
-
-    def _commit(self, prepared: Prepared) -> None:
-        """Apply what is committed, in order of the log.  With one copy that is the entry just appended."""
-        for entry in self.log.commit():
-            self._apply(entry, prepared)
-
-    def _apply(self, entry: Entry, prepared: Prepared) -> None:
-        """Make an entry visible: only committed ones come here."""
-        assert entry.version == self.version + 1
-        self.version = entry.version
-        self.contents.apply(prepared)
-        message = entry.message
-        if isinstance(message, m.Push):
-            self._take_push(message.components, entry, prepared.staged)
-        elif isinstance(message, m.Close):
-            self._staging.drop(message.clock)
-            self.closed = message.clock + 1
-            self.contents.closed(self.closed)
-        elif isinstance(message, m.Init):
-            self.claim = message.claim
-        else:
-            self._take_roster(message)
-
-    def _take_push(self, components: tuple[m.Component, ...], entry: Entry, staged: Load) -> None:
-        for table, _ in entry.scalars:
+    def _take_push(self, entry: Entry, scalars: Scalars, staged: Load) -> None:
+        components = entry.message.components
+        for table in scalars:
             for component in components:
                 self.shares.note(table, component)
-        if entry.scalars:
+        if scalars:
             self.streams.stepped(components, entry.version)
         if staged.items or staged.groups:
             self._staging.add(Staged(components, staged.items, self.contents.hold(staged)))
 
-    def _take_roster(self, roster: m.Roster) -> None:
-        """Members of clocks, and the newest gen of each worker: lower ones are fenced."""
-        self.shares.take(roster)
-        for worker, gen, _, _ in roster.members:
-            self.streams.fence(worker, gen)
+    def _took_push(self, sender: str, components: Sequence[m.Component], newer: bool) -> list[Any]:
+        effects: list[Any] = [Send(sender, self._ack(*component[:3])) for component in components]
+        if newer:
+            effects += self._fence_parked()
+        if self._parking.count:
+            for component in components:
+                effects += self._answer(self._parking.take_for_push(component.worker))
+        return effects
 
-    # -- the clock
-
-    def _on_close(self, sender: str, close: m.Close) -> Effects:
-        """Close exactly the next clock: an earlier one is a repeat, a later one comes again."""
+    def _apply_close(self, entry: Entry, leads: bool) -> list[Any]:
+        close: m.Close = entry.message
         if close.clock != self.closed or self.failure is not None:
+            self._fold(entry, "passed over", _NO_CHANGE)
             return []
-
         plan = self._staging.plan(close.clock, close.members)
         scalars = {holder.table: holder.scalars(close.clock) for holder in plan.holders()}
         try:
             prepared = self.contents.close(plan, dict(close.totals), scalars)
         except RequestError as refusal:
-            return self._fail(RequestError(refusal.code, f"clock {close.clock} cannot be closed: {refusal.text}"))
-        stepped = {place.table for place, _ in prepared.news} | {step.rows.table for step in prepared.steps}
-        self.log.append(close, tuple(item for item in scalars.items() if item[0] in stepped))
-        self._commit(prepared)
-        return self._answer(self._parking.take_for_close()) if self._parking.count else []
+            if refusal.code == Code.NOSPC:
+                raise NoRoom(refusal) from None
+            self._fold(entry, ("void", int(refusal.code)), _NO_CHANGE)
+            return self._fail(RequestError(refusal.code, _unclosed(close, refusal)))
+        self.contents.apply(prepared)
+        self._staging.drop(close.clock)
+        self.closed = close.clock + 1
+        self.contents.closed(self.closed)
+        self._fold(entry, close[3:], prepared)
+        if not leads:
+            return []
+        effects: list[Any] = [Reached(self.job, self.number, (m.Close, self.closed))]
+        return effects + self._answer(self._parking.take_for_close()) if self._parking.count else effects
 
-    def _on_roster(self, sender: str, roster: m.Roster) -> Effects:
+    def _apply_init(self, entry: Entry, leads: bool) -> list[Any]:
+        init: m.Init = entry.message
+        if init.claim <= self.claim:
+            self._fold(entry, "passed over", _NO_CHANGE)
+            return []
+        try:
+            load = entry.load if entry.load is not None else self.contents.read(init.segments, init.payload)
+            prepared = self.contents.offer(load)
+        except RequestError as refusal:  # of numbers that the primary found good it can only be memory
+            raise NoRoom(refusal) from None
+        self.contents.apply(prepared)
+        self.claim = init.claim
+        self._fold(entry, init.claim, prepared)
+        return [self._init_ack(entry.origin, init)] if leads else []
+
+    def _apply_roster(self, entry: Entry, leads: bool) -> list[Any]:
+        """Members of clocks, and the newest gen of each worker: lower ones are fenced."""
+        roster: m.Roster = entry.message
+        self._fold(entry, roster[3:], _NO_CHANGE)
         if roster.number <= self.shares.number:
             return []
-        self.log.append(roster, ())
-        self._commit(_NO_CHANGE)
-        return self._fence_parked()
+        self.shares.take(roster)
+        for worker, gen, _, _ in roster.members:
+            self.streams.fence(worker, gen)
+        return [Reached(self.job, self.number, (m.Roster, roster.number)), *self._fence_parked()] if leads else []
 
-    def _fail(self, failure: RequestError) -> Effects:
+    def _apply_to_clock(self, entry: Entry, now_us: int) -> list[Any]:
+        message = entry.message
+        assert self.clock is not None
+        self._fold(entry, message[3:], _NO_CHANGE)
+        if type(message) is m.CloseAck:
+            self.clock.outbox.settle(message.closed)
+            return []
+        return self.clock.on_message(entry.origin, message, now_us)
+
+    def _fold(self, entry: Entry, said: object, prepared: Prepared) -> None:
+        if self.marking:
+            self.mark = fold(self.mark, entry.version, said, prepared)
+
+    def _fail(self, failure: RequestError) -> list[Any]:
         """The values stay as they were, whoever waits is told, and the job ends with the reason."""
         self.failure = failure
         waiting = self._parking.take_if(lambda pull: True)
         return [JobFailed(self.job, failure.text), *(Send(sender, self._refuse_pull(failure, pull)) for sender, pull in waiting)]
 
-    # -- pulls
+    def _init_ack(self, sender: str, init: m.Init) -> Send:
+        return Send(sender, m.InitAck(self.job, self.number, self.epoch, self.token, init.claim))
 
-    def _on_pull(self, sender: str, pull: m.Pull) -> Effects:
-        return self._answer((Parked(sender, pull),))
+    # -- copies
 
-    def _answer(self, asked: Sequence[Parked]) -> list[Any]:
-        """Values to those who may see them, refusals to those who never will; the others wait (again)."""
-        effects: list[Any] = []
-        for sender, pull in asked:
-            row_gen, last = self.rows.get(pull.worker, (0, 0))
-            if pull.gen < row_gen:
-                effects.append(Send(sender, self._refuse_pull(_fenced(pull.worker, pull.gen, row_gen), pull)))
-            elif self.failure is not None:
-                effects.append(Send(sender, self._refuse_pull(self.failure, pull)))
-            elif pull.after > (last if pull.gen == row_gen else 0):
-                self._parking.park(sender, pull, for_push=True)
-            elif pull.closed > self.closed:
-                self._parking.park(sender, pull, for_push=False)
-            else:
-                effects.append(Send(sender, self._values(pull)))
-        return effects
+    def _holding(self) -> Holding:
+        return Holding(self.contents, self._staging, self.streams, self.shares, self.clock)
 
-    def _values(self, pull: m.Pull) -> m.Values | m.Refuse:
-        try:
-            segments, payload = self.contents.show(pull.segments, pull.payload)
-        except RequestError as refusal:
-            return self._refuse_pull(refusal, pull)
-        return m.Values(
-            self.job, self.number, self.epoch, self.token, pull.request, self.version, self.closed, segments, payload
-        )  # fmt: skip
+    def dump(self) -> Dump:
+        """What is applied, until `let_go`.  Raises MemoryError."""
+        return self._holding().dump(Facts(self.version, self.closed, self.claim, self.mark, self.failure))
 
-    def _on_pull_at(self, sender: str, pull: m.PullAt) -> Effects:
-        try:
-            segments, payload = self.contents.show_kept(pull.at, self.closed, pull.segments)
-        except RequestError as refusal:
-            return [Send(sender, self._refuse(refusal, m.NOBODY, 0, 0, pull.request))]
-        answer = m.Values(self.job, self.number, self.epoch, self.token, pull.request, self.version, pull.at, segments, payload)
-        return [Send(sender, answer)]
+    def let_go(self, dump: Dump) -> None:
+        self.contents.let_go(dump)
 
-    def _on_scan(self, sender: str, scan: m.Scan) -> Effects:
-        try:
-            segments, payload, follow = self.contents.scan(scan.at, self.closed, scan.cursor, scan.table, scan.bucket)
-        except RequestError as refusal:
-            return [Send(sender, self._refuse(refusal, m.NOBODY, 0, 0, scan.request))]
-        answer = m.Scanned(
-            self.job, self.number, self.epoch, self.token, scan.request, self.version, follow, scan.at or self.closed, segments, payload
-        )  # fmt: skip
-        return [Send(sender, answer)]
+    def layout(self, meta: Any) -> Layout:
+        """The arrays of a dump.  Raises `PeerError`, and `RequestError` where there is no room for it."""
+        return self._holding().layout(meta)
 
-    def _fence_parked(self) -> list[Any]:
-        """Refuse waiting pulls of incarnations that have a successor."""
-        if not self._parking.count:
-            return []
-        return self._answer(self._parking.take_if(lambda pull: pull.gen < self.streams.gen(pull.worker)))
+    def load(self, dump: Dump) -> None:
+        """Stand where the dump stands.  Raises `PeerError`, `RequestError` and MemoryError: `forget` then."""
+        self.version, self.closed, self.claim, self.mark, self.failure = self._holding().load(dump)
 
-    # -- first values
-
-    def _on_init(self, sender: str, init: m.Init) -> Effects:
-        """Take the values of the highest claim; the same claim again is a repeat."""
-        ack = Send(sender, m.InitAck(self.job, self.number, self.epoch, self.token, init.claim))
-        if init.claim == self.claim:
-            return [ack]
-        try:
-            if init.claim < self.claim:
-                raise RequestError(Code.FENCED, f"claim {self.claim} on the first values has taken the place of {init.claim}")
-            prepared = self.contents.offer(self.contents.read(init.segments, init.payload))
-        except RequestError as refusal:
-            return [Send(sender, self._refuse(refusal, m.NOBODY, 0, init.claim))]
-
-        self.log.append(init, ())
-        self._commit(prepared)
-        return [ack]
-
-    # -- answers
-
-    def _ack(self, worker: int, gen: int, seq: int) -> m.PushAck:
-        behind = self.streams.behind(worker)
-        return m.PushAck(self.job, self.number, self.epoch, self.token, worker, gen, seq, behind)
-
-    def _last_told(self, worker: int, gen: int, seq: int) -> m.LastTold:
-        return m.LastTold(self.job, self.number, self.epoch, self.token, worker, gen, seq)
-
-    def _refuse(self, why: RequestError, worker: int, gen: int, seq: int, request: int = 0) -> m.Refuse:
-        return m.Refuse(
-            self.job, self.number, self.epoch, self.token, request, worker, gen, seq, int(why.code), why.text
-        )  # fmt: skip
-
-    def _refuse_pull(self, why: RequestError, pull: m.Pull) -> m.Refuse:
-        return self._refuse(why, pull.worker, pull.gen, 0, pull.request)
+    def forget(self) -> None:
+        """Nothing is held any more; the memory is free."""
+        self._holding().forget()
 
     # -- what must always hold
 
     def check(self) -> None:
-        assert self.version == self.log.committed == self.log.last
-        assert self._parking.count == len(list(self._parking)) <= self._limits.parked_max
+        self.check_parked(self._limits.parked_max)
         newest: dict[tuple[int, int, int], int] = {}
         for clock, worker, gen, seq in self._staging.pushes():
             assert self.closed <= clock <= self.closed + 1, f"a push of clock {clock} waits, {self.closed} are closed"
             assert seq > newest.get((clock, worker, gen), 0), "staged pushes of a stream are out of order"
             assert (gen, seq) <= self.rows[worker], "a staged push that the streams' table does not know"
             newest[clock, worker, gen] = seq
-        for _, pull in self._parking:
-            gen, last = self.rows.get(pull.worker, (0, 0))
-            visible = pull.after <= (last if gen == pull.gen else 0)
-            assert pull.closed > self.closed or not visible, "a pull waits for nothing"
+        if self.clock is not None:
+            self.clock.check()
 
     def digest(self) -> int:
         """Equal on all copies at an equal log position."""
         state = (self.version, self.closed, self.claim, sorted(self.rows.items()), self._staging.pushes())
-        return crc32(repr(state).encode(), self.contents.digest())
+        total = crc32(repr(state).encode(), self.contents.digest())
+        return total if self.clock is None else crc32(b"%d" % self.clock.digest(), total)
 
 
-def _check_sum(components: Sequence[m.Component], holders: Sequence[Holder]) -> None:
-    """Whether several pushes may come as their sum, which has to do what they would do alone.  Raises `RequestError`."""
-    if len({component[4:] for component in components}) > 1:
-        raise RequestError(Code.RANGE, "a sum of pushes of different clocks or weights; send each alone")
-    for holder in holders:
-        name, optimizer = holder.spec.name, holder.spec.optimizer
-        if not holder.staged and (holder.kernel.slots or optimizer == "assign"):  # two steps are not one with their sum
-            raise RequestError(Code.RANGE, f"table {name!r} makes a step of {optimizer} with each push (ASP, SSP); send each alone, not their sum")
+def _unclosed(close: m.Close, why: RequestError) -> str:
+    return f"clock {close.clock} cannot be closed: {why.text}"
 
 
-def _fenced(worker: int, gen: int, newest: int) -> RequestError:
-    return RequestError(Code.FENCED, f"generation {newest} of worker {worker} has taken the place of {gen}")
-
-
-_HANDLERS: dict[type[Any], Any] = {
+_CONSIDER: dict[type[Any], Any] = {
     m.Push: RangeMachine._on_push,
-    m.Pull: RangeMachine._on_pull,
     m.Close: RangeMachine._on_close,
-    m.LastAsk: RangeMachine._on_last_ask,
     m.Init: RangeMachine._on_init,
     m.Roster: RangeMachine._on_roster,
-    m.PullAt: RangeMachine._on_pull_at,
-    m.Scan: RangeMachine._on_scan,
+}
+_APPLY: dict[type[Any], Any] = {
+    m.Push: RangeMachine._apply_push,
+    m.Close: RangeMachine._apply_close,
+    m.Init: RangeMachine._apply_init,
+    m.Roster: RangeMachine._apply_roster,
 }

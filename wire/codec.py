@@ -124,7 +124,7 @@ SHAPES: tuple[Shape, ...] = (
     _shape(14, m.Scanned, a="version", b="next"),
     _shape(15, m.Replicate, a="version", b="commit"),
     _shape(16, m.Held, a="last"),
-    _shape(17, m.Sync, a="last"),
+    _shape(17, m.Sync, a="last", b="commit"),
     _shape(18, m.CopyAsk, a="version", b="cursor"),
     _shape(19, m.CopyTold, a="version", b="cursor"),
     _shape(20, m.Join),

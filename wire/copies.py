@@ -37,13 +37,18 @@ class Held(NamedTuple):
 
 
 class Sync(NamedTuple):
-    """The primary of a new epoch: my log ends with `last`; forget what you hold beyond it, then say what you hold."""
+    """The primary of a new epoch: my log ends with `last`, and is committed up to `commit`, as far as I know.
+
+    Forget what you hold beyond `commit`, unless you know yourself that it is committed: it may be another's than mine.
+    Then say what you hold; what you lack follows.
+    """
 
     job: int
     range: int
     epoch: int
     token: int
     last: int
+    commit: int
 
 
 class CopyAsk(NamedTuple):

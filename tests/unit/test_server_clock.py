@@ -13,6 +13,7 @@ from plugml.core.errors import Code, PeerError
 from plugml.core.job import JobSpec
 from plugml.core.limits import Limits
 from plugml.server.clock import ClockMachine
+from plugml.server.replica_clock import consider
 from plugml.wire import messages as m
 from tests.scenario.kit import job, table
 
@@ -44,6 +45,15 @@ class Tower:
 
     def ack(self, closed: int, server: str = "s0.1", ranges: tuple[int, ...] = (0, 1)) -> list[Any]:
         return self.hear(server, m.CloseAck(1, 1, 1, closed, ranges))
+
+    def ack_rosters(self) -> list[Any]:
+        """Every range has the newest one that was sent to it; what follows from that."""
+        number = self.clock.members.number
+        found = []
+        for server, ranges in (("s0.1", (0, 1)), ("s1.1", (2,))):
+            carried = self.clock.outbox._carried.get(server, number)
+            found += self.hear(server, m.RosterAck(1, 1, 1, carried, ranges))
+        return found
 
     def later(self, passed_us: int) -> list[Any]:
         self.now_us += passed_us
@@ -210,6 +220,7 @@ def test_who_holds_the_clock_back_is_named() -> None:
 def test_a_worker_that_leaves_holds_nobody() -> None:
     tower = Tower(job(COUNT, workers=2))
     tower.tick(0, 0)
+    tower.ack_rosters()
     found = tower.say(m.Leave, 0, "killed", worker=1)
     assert closes(found) == [("s0.1", 0), ("s1.1", 0)] and found[0][1].members == ((0, 1),)
     assert [message.members for _, message in found if isinstance(message, m.Roster)][-1] == ((0, 1, 0, -1), (1, 1, 0, 0))
@@ -291,11 +302,54 @@ def test_a_worker_far_ahead_of_the_ranges_is_kept_waiting() -> None:
     tower = Tower(job(COUNT), Limits(closes_max=3))
     for clock in range(3):
         assert closes(tower.tick(clock))
-    assert tower.tick(3) == []
+    late = m.Tick(1, 1, 1, 0, 1, 3, ())
+    assert consider(tower.clock, "a0.1", late, 0) == []
     tower.ack(3)
     tower.ack(3, "s1.1", (2,))
+    assert consider(tower.clock, "a0.1", late, 0) is late
     assert closes(tower.tick(3))
 
+
+def test_of_many_changes_in_a_row_a_server_gets_the_last_roster() -> None:
+    tower = Tower(job(COUNT, workers=9))
+    first = [message.number for worker in range(9) for to, message in tower.say(m.Join, worker=worker) if isinstance(message, m.Roster)]
+    assert first == [1, 1], "the next one waits until that is acked"
+    then = [(to, message.number) for to, message in tower.ack_rosters() if isinstance(message, m.Roster)]
+    assert then == [("s0.1", 9), ("s1.1", 9)]
+    assert tower.ack_rosters() == [] and tower.clock.deadline_us() is None
+
+
+def test_the_successor_of_a_keeper_asks_how_far_the_ranges_are_and_brings_what_they_lack() -> None:
+    """Nobody has acked anything to it: it shows the newest close, hears where each server stands, and goes on from there."""
+    tower = Tower(job(COUNT))
+    for clock in range(40):
+        tower.tick(clock)
+    found = [(effect.to, effect.message) for effect in tower.clock.lead(0)]
+    tower.clock.check()
+    assert closes(found) == [("s0.1", 39), ("s1.1", 39)] and found[0][1].closed == 40
+    assert closes(tower.ack(38)) == [("s0.1", 38), ("s0.1", 39)]
+    assert closes(tower.ack(40, "s1.1", (2,))) == []
+    assert tower.clock.outbox.floor == 38
+    assert closes(tower.ack(40)) == [] and tower.clock.outbox.floor == 40
+
+
+def test_which_messages_become_entries() -> None:
+    """What changes the clock does; what only asks is answered from what is applied."""
+    tower = Tower(job(COUNT, workers=2))
+    join = m.Join(1, 1, 1, 0, 1)
+    assert consider(tower.clock, "a0.1", join, 0) is join
+    tower.hear("a0.1", join)
+    ask = m.StandingAsk(1, 1, 1, 0, 1)
+    assert [type(effect.message).__name__ for effect in consider(tower.clock, "a0.1", ask, 0)] == ["Standing"]
+    assert consider(tower.clock, "a0.2", ask, 0) == join, "another agent speaks for it"
+    assert consider(tower.clock, "a0.1", ask._replace(gen=2), 0) == join._replace(gen=2), "by speaking an incarnation joins"
+    assert consider(tower.clock, "a0.1", ask._replace(worker=m.NOBODY), 0)[0].message.worker == m.NOBODY
+    tick = m.Tick(1, 1, 1, 0, 1, 0, ((0, 1.0),))
+    assert consider(tower.clock, "a0.1", tick, 0) is tick
+    tower.hear("a0.1", tick)
+    assert [effect.message.finished for effect in consider(tower.clock, "a0.1", tick, 0)] == [1]
+    with pytest.raises(PeerError, match="a weight in a Tick"):
+        consider(tower.clock, "a0.1", tick._replace(clock=1, weights=((9, 1.0),)), 0)
 
 @pytest.mark.parametrize("model", ("asp", "ssp:2"))
 def test_without_bsp_nothing_is_closed(model: str) -> None:

@@ -168,7 +168,7 @@ def test_a_push_that_cannot_be_is_refused_and_may_be_sent_better(bad: dict[str, 
     there = box(job(COUNT, consistency="asp"))
     held = there.servers["s0.1"].jobs[1].ranges[0]
     component = m.Component(0, 1, 1, 0, 0, 1.0)._replace(**bad)
-    effects = held.on_message("a0.1", m.Push(1, 0, 1, 1, 0, (component,), (m.Segment(0, 0, 3, 2),), (np.ones(3),)), 0)
+    effects = held.consider("a0.1", m.Push(1, 0, 1, 1, 0, (component,), (m.Segment(0, 0, 3, 2),), (np.ones(3),)))
     assert code_of([effect.message for effect in effects]) == ["RANGE"]
     assert not there.values("n").any()
     there.push({"n": [1, 1, 1]})
@@ -436,8 +436,8 @@ def test_late_and_doubled_closes_change_nothing() -> None:
     there.tick(0)
     close = m.Close(1, 1, 1, 0, ((0, 1),), ((0, 1.0),))
     before = held.digest()
-    assert held.on_message("s0.1", close, 0) == []
-    assert held.on_message("s0.1", close._replace(clock=5), 0) == []
+    assert held.consider("s0.1", close) == []
+    assert held.consider("s0.1", close._replace(clock=5)) == []
     assert held.digest() == before and held.closed == 1
 
 

@@ -15,6 +15,7 @@ from plugml.core.limits import Limits
 from plugml.core.table import TableSpec
 from plugml.server import firsts
 from plugml.server.effects import Turn
+from plugml.server.log import Entry
 from plugml.server.optimizers import KERNELS, Mix, Scratch, advance
 from plugml.wire import messages as m
 from plugml.wire.codec import U8, U64
@@ -332,12 +333,13 @@ def test_no_result_that_is_no_number_is_ever_visible() -> None:
     there = box(sparse_table(width=1, optimizer="add"), table("w", 1, optimizer="add"), consistency="asp")
     there.push({"w": [1.0]}, seq=1, rows={"e": {1: [3e38]}})
     there.take()
-    before = there.servers["s0.1"].digest()
+    contents = there.servers["s0.1"].jobs[1].ranges[0].contents
+    before = contents.digest()
     there.push({"w": [1.0]}, seq=2, rows={"e": {0: [1.0], 1: [3e38], 2: [1.0]}})
     ((code, text),) = refused(there)
     assert code == "NONFINITE" and "bucket 0 of table 'e' leaves the range of f32" in text
-    assert there.servers["s0.1"].digest() == before and store(there).count == 1
-    there.push({"w": [np.inf]}, seq=2, rows={"e": {2: [1.0]}})
+    assert contents.digest() == before and store(there).count == 1
+    there.push({"w": [np.inf]}, seq=3, rows={"e": {2: [1.0]}})
     assert [code for code, _ in refused(there)] == ["NONFINITE"]
     assert store(there).count == 1, "a push whose block is refused has created a row"
 
@@ -548,7 +550,8 @@ def test_a_close_of_many_rows_is_done_in_turns() -> None:
     there.push({}, rows={"e": {row: np.ones(8) for row in range(64)}})
     there.take()
     held = there.servers["s0.1"].jobs[1].ranges.values()
-    assert sum(one.closing_bytes(0) for one in held) == 64 * 32 and sum(one.closing_bytes(1) for one in held) == 0
+    costs = [sum(one.cost(Entry(1, "", m.Close(1, 1, 1, clock, (), ()), 0, 0)) for one in held) for clock in (0, 1)]
+    assert costs == [64 * 32, 0]
     machine = there.servers["s0.1"]
     effects = machine.on_message("a0.1", m.Tick(1, there.map.epoch(there.map.clock_range), 1, 0, 1, 0, ((0, 1.0),)), 0)
     turns = 0

@@ -1,0 +1,38 @@
+"""Which messages to a job's clock become entries of its range's log, and which are answered from what is applied.
+
+Whatever changes the clock is an entry: `ClockMachine` meets it on every copy, in the same order.  Knows neither copies nor
+the log.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Union
+
+from ..core.effects import Effects
+from ..wire import messages as m
+from .clock import ClockMachine
+
+#: An entry, or what is answered at once (silence too).
+Verdict = Union[tuple[Any, ...], Effects]
+
+
+def consider(clock: ClockMachine, sender: str, message: Any, now_us: int) -> Verdict:
+    """A message of a stream to the clock.  Raises `PeerError`, and then nothing has changed."""
+    if type(message) is m.StandingAsk:
+        if message.worker == m.NOBODY or not _news(clock, sender, message):
+            return clock.on_message(sender, message, now_us)
+        return m.Join(*message)  # by speaking an incarnation joins, and an agent says that it speaks for it
+    if type(message) is m.Tick:
+        clock.weights(message.weights)
+        member = clock.members.get(message.worker)
+        if member is not None and message.clock < member.finished and not _news(clock, sender, message):
+            return clock.on_message(sender, message, now_us)
+        if clock.too_far(message.clock):
+            return []  # the agent asks again
+    return message  # type: ignore[no-any-return]
+
+
+def _news(clock: ClockMachine, sender: str, message: Any) -> bool:
+    """Whether the clock would know the stream otherwise after this message."""
+    member = clock.members.get(message.worker)
+    return member is not None and message.gen >= member.gen and (message.gen, sender) != (member.gen, member.agent)

@@ -1,0 +1,69 @@
+"""Which copies here have committed entries that wait to be applied, and how much one event applies of them.
+
+An entry that has nothing before it is applied in the event that committed it, while that event has not done its share;
+the rest goes on in turns, copy by copy, so that others have their turn and what was answered so far travels meanwhile.
+Knows neither messages nor what an entry is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from .replica import Replica
+
+_MANY = 1 << 30
+_SOME = 16  # entries of one copy before the next one has its turn
+
+
+class Turns:
+    def __init__(self, turn_bytes: int, emit: Callable[[list[Any]], None]) -> None:
+        self.turning = False  # a Turn is on its way back
+        self._queue: deque[Replica] = deque()
+        self._turn_bytes = turn_bytes
+        self._left_bytes = turn_bytes
+        self._emit = emit
+
+    def begin_event(self) -> None:
+        self._left_bytes = self._turn_bytes
+
+    def apply(self, replica: Replica, now_us: int) -> None:
+        """Now, as far as this event may; the rest later."""
+        if not replica.queued and self._left_bytes > 0:
+            self._left_bytes, effects = replica.apply(self._left_bytes, _MANY, now_us)
+            self._emit(effects)
+        if replica.ready:
+            self.later(replica)
+
+    def later(self, replica: Replica) -> None:
+        if not replica.queued:
+            replica.queued = True
+            self._queue.append(replica)
+
+    def wants_turn(self) -> bool:
+        """Asked at the end of each event; True: give a Turn out."""
+        if self.turning or not self._queue:
+            return False
+        self.turning = True
+        return True
+
+    def on_turn(self, now_us: int) -> list[Replica]:
+        """Go on; returns the copies that had a turn."""
+        self.turning = False
+        served = []
+        while self._queue and self._left_bytes > 0:
+            replica = self._queue.popleft()
+            replica.queued = False
+            if replica.gone or not replica.ready:
+                continue
+            self._left_bytes, effects = replica.apply(self._left_bytes, _SOME, now_us)
+            self._emit(effects)
+            served.append(replica)
+            if replica.ready:
+                self.later(replica)
+        return served
+
+    def check(self) -> None:
+        assert bool(self._queue) <= self.turning, "entries wait, and nobody's turn comes"
+        assert len(self._queue) == len(set(self._queue)) and all(replica.queued for replica in self._queue)
