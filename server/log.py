@@ -70,8 +70,8 @@ class Log:
         return islice(self.entries, skip, None)
 
     def bytes_after(self, version: int) -> int:
-        """Bytes of the entries behind this one."""
-        if version >= self.last:
+        """Bytes of the entries behind this one that are still here."""
+        if version >= self.last or not self.entries:
             return 0
         entries = self.entries
         at = version - entries[0].version

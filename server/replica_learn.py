@@ -43,7 +43,7 @@ class Learn(Follow):
             return []
         try:
             if self._filling is None or told.version != self._version:
-                if told.version <= self._version:
+                if told.version < self._version:
                     return []  # of an earlier copy
                 self._filling = Filling(told.total, told.head, self._seat.limits.copy_part_bytes, self._range.layout)
                 self._version = told.version
