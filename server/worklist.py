@@ -107,6 +107,6 @@ class Worklist:
         back = sorted(plain.whole(number, 0, max(0, self.total - 1)) for number in plain.listed(plain.field(meta, "back")))
         after, done = plain.whole(plain.field(meta, "next"), 0, self.total), plain.whole(plain.field(meta, "done"))
         out = [hand.number for _, hand in hands if hand.number >= 0] + back
-        if len(set(out)) != len(out) or done + len(out) != after:
+        if len(set(out)) != len(out) or done + len(out) != after or max(out, default=-1) >= after:
             raise PeerError(f"a copy's work list has {done} pieces done and {len(out)} out, of {after}")
         self._hands, self._back, self.next, self.done = plain.once(hands), back, after, done

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
@@ -15,7 +16,7 @@ from plugml.server.clock import ClockMachine
 from plugml.server.dump import Dump, Filling, Stream
 from plugml.server.holding import Facts, Holding
 from plugml.server.log import Entry
-from plugml.server.memory import Memory
+from plugml.server.memory import Memory, never_lent
 from plugml.server.pool import Pool
 from plugml.server.range import RangeMachine, Taken
 from plugml.wire import messages as m
@@ -31,10 +32,13 @@ WORKERS = 3
 class Copy:
     """One copy of the one range of a job, with its clock, outside of any server."""
 
-    def __init__(self, spec: JobSpec, limits: Limits = Limits(), room: int = 1 << 40) -> None:
+    def __init__(
+        self, spec: JobSpec, limits: Limits = Limits(), room: int = 1 << 40, lent: Callable[[Any], bool] = never_lent
+    ) -> None:  # fmt: skip
         self.spec = spec
-        self.memory = Memory()
-        self.pool = Pool(lambda: room)
+        self.room = room
+        self.memory = Memory(lent)
+        self.pool = Pool(lambda: self.room)
         clock = ClockMachine(1, 0, spec, limits, 1, 1)
         clock.place({0: "s0.1"}, 1, 1)
         self.range = RangeMachine(1, 0, spec, pieces(spec, 1), buckets(spec, 1), self.memory, self.pool, limits, 1, 1, clock)

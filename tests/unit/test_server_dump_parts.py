@@ -159,7 +159,7 @@ def mutated(value: Any, draw: Random) -> Any:
     whole = msgpack.unpackb(msgpack.packb(value))
     walk(whole)
     node, key = draw.choice(spots)
-    others = [-1, 0, 1, 2, 3, 1 << 40, (1 << 63) - 1, 0.5, float("nan"), "x", None, True, [], {}, [[1, 2]], [[0, 0, 0, 0, 0]]]
+    others = [-1, 0, 1, 2, 3, 1 << 40, 1 << 62, (1 << 63) - 1, 0.5, float("nan"), "x", None, True, [], {}, [[1, 2]], [[0, 0, 0, 0, 0]]]
     old = node[key]
     if isinstance(old, int):
         others += [old + 1, max(0, old - 1)] * 4
