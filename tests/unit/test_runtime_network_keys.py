@@ -15,7 +15,7 @@ import zmq
 
 from plugml.core.errors import KeysError, WorldError
 from plugml.core.limits import Limits
-from plugml.runtime import gate
+from plugml.runtime import gate, sockets
 from plugml.runtime.keys import Keys, Trust, make_keys, read_roster
 from plugml.runtime.network import Network
 from plugml.runtime.sockets import call_with_keys
@@ -535,3 +535,15 @@ def test_a_gate_watches_as_many_peers_as_there_may_be(host: Host) -> None:
     for number in range(42):
         agent.connect(f"s{number}.00000001", f"tcp://127.0.0.1:{number + 1}")
     assert host.events(A0) == []
+
+
+def test_who_connects_and_says_nothing_is_hung_up_on(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the connections of strangers would pile up for as long as they like."""
+    monkeypatch.setattr(sockets, "HANDSHAKE_MS", 300)
+    server, agent = pair(host)
+    call = socket.create_connection(("127.0.0.1", int(server.endpoint.rpartition(":")[2])))
+    call.settimeout(60)
+    with call:
+        while data := call.recv(4096):  # zmq greets, and then waits
+            assert len(data) <= 64
+    still_served(host, agent)
