@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from .ask import Asker
 
 EVERY_S = 1.0
+#: What a cluster's file says of its TCP, in words.
+SECURITY = {
+    "": "TCP, keys unknown here",
+    "keys": "TCP, encrypted, each node known by its key",
+    "plain-data": "TCP, masters known by their keys; PUSHES AND VALUES PLAIN: whoever is on the network can read and forge them",
+    "insecure": "TCP WITHOUT KEYS: whoever reaches a port can read and change everything",
+}
 
 
 @click.command(epilog="""\b
@@ -65,6 +72,7 @@ def _print(asker: Asker, verb: str, arguments: dict[str, Any], file: ClusterFile
     if as_json:
         if verb == "status":
             document |= {"root": str(file.root), "state": str(file.state), "keeper": file.keeper, "pid": file.pid}
+            document |= {"security": file.security} if file.is_spread else {}
         print_json(document)
     elif verb == "status":
         click.echo(status_text(document, file))
@@ -80,6 +88,7 @@ def status_text(document: dict[str, Any], file: ClusterFile) -> str:
         f"cluster {document['cluster']}  master {document['master']} up {ago(document['up_us'])}  "
         f"map version {document['token']}  store {document['store']}",
         f"root {file.root}  state {file.state}",
+        *([f"between hosts: {SECURITY[file.security]}"] if file.is_spread else []),
         "",
     ]
     if document.get("alarms"):
@@ -117,6 +126,8 @@ def noise(counters: dict[str, int]) -> str:
 
 
 def jobs_text(document: dict[str, Any]) -> str:
+    from ..launch.words import copies_line
+
     found = document.get("jobs", ())
     if not found:
         return "no jobs"
@@ -130,6 +141,7 @@ def jobs_text(document: dict[str, Any]) -> str:
     for job in found:
         if job["state"] == "running":
             lines += [f"  {job['name']}: {line}" for line in job["placement"]]
+            lines += [] if job["missing"] else [f"  {job['name']}: {copies_line(job['copies'], job['min_insync'])}"]
             if job["missing"] or job["moves"]:
                 lines.append(f"  {job['name']}: {job['missing']} ranges lack a copy, {job['learners']} are being copied, {job['moves']} to move")
     return "\n".join(lines)

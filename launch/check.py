@@ -25,7 +25,7 @@ def check_lines(plan: RunPlan, room: Room, threads: str) -> list[str]:
     """The whole report; the last line is `ok`."""
     spec = plan.spec
     where = f"cluster {plan.cluster}" if plan.cluster else f"a private cluster with {words.count(plan.servers, 'server')}"
-    lines = [f"job {spec.name}: {words.step_line(plan)}", f"on {where}", words.reproducible_line(plan)]
+    lines = [f"job {spec.name}: {words.step_line(plan)}", f"on {where}", words.planned_copies(plan), words.reproducible_line(plan)]
     lines += [words.owner_line(table, spec.combine_of(table)) for table in spec.tables]
     lines += [f"worker {number}: {words.command_line(plan.arguments(number))}" for number in shown(plan)]
     if len(shown(plan)) < plan.workers:
@@ -62,7 +62,7 @@ def check_document(plan: RunPlan, room: Room) -> dict[str, Any]:
     """The same for `--json`."""
     return {
         "job": plan.spec.to_document(), "commands": [list(plan.arguments(number)) for number in range(plan.workers)],
-        "cluster": plan.cluster, "servers": plan.servers, "result": plan.result, "step": words.step_line(plan), "room": room._asdict(),
+        "cluster": plan.cluster, "servers": plan.servers, "result": plan.result, "step": words.step_line(plan), "copies": words.planned_copies(plan), "room": room._asdict(),
         "notes": list(plan.notes), "data": data.document(plan.data, plan.workers, plan.result), "formats": list(plan.formats),
         "evaluate": list(plan.rules.command), "rules": rule_lines(plan.rules, words.command_line(plan.rules.command)),
     }  # fmt: skip

@@ -19,7 +19,7 @@ from .tables import NUMBER, TABLE_KEYS, Entry, parse_table
 JOB_KEYS: dict[str, tuple[type, ...]] = {
     "name": (str,), "seed": (int,), "workers": (int,), "command": (str, list), "consistency": (str,), "combine": (str,),
     "max_restarts": (int,), "on_worker_loss": (str,), "optimizer": (str,), "lr": NUMBER, "lr_scale": (str,), "lr_warmup": (int,),
-    "memory": (str, int), "bell": (str,), "cluster": (str,), "servers": (int,), "ok_exit": (list,), "grace": NUMBER, "stdin": (str,),
+    "memory": (str, int), "bell": (str,), "cluster": (str,), "servers": (int,), "copies": (int,), "min_insync": (int,), "on_lost": (str,), "ok_exit": (list,), "grace": NUMBER, "stdin": (str,),
     "env": (list,), "private_dir": (bool,),
 }  # fmt: skip
 WORKER_KEYS: dict[str, tuple[type, ...]] = {"command": (str, list), "count": (int,)}

@@ -201,7 +201,10 @@ class RunMachine:
         self.referee.begin(now_us)
         self._poll_us = now_us + self._pause_us
         told = e.Tell("detail", f"job {self.plan.spec.name} is registered as number {event.fields.get('job')}")
-        return [told, *(self.crew.attach(worker) for worker in self.crew.workers)]
+        spec = event.fields.get("spec") or {}  # as the cluster has it: it has chosen what was left open
+        copies = int(spec.get("copies") or 1)
+        line = e.Tell("info" if copies > 1 else "detail", words.copies_line(copies, int(spec.get("min_insync") or 1)))
+        return [told, line, *(self.crew.attach(worker) for worker in self.crew.workers)]
 
     def _on_news(self, event: e.AgentNews, now_us: int) -> list[Any]:
         news = event.document

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..core.clock import BSP
 from ..core.errors import UsageError
-from ..core.job import JobSpec
+from ..core.job import COPIES_MAX, JobSpec
 from ..core.kinds import OPTIMIZERS
 from ..core.limits import SECOND, Limits
 from ..core.table import check_name
@@ -36,7 +36,9 @@ _BRACES = re.compile(r"\{(worker|workers|seed|out)\}")
 _EVALUATION = re.compile(r"\{(model|clock|workers|seed)\}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 #: Keys of [job] that are those of a JobSpec.
-_SAME = ("seed", "consistency", "combine", "max_restarts", "on_worker_loss", "lr_scale", "lr_warmup", "bell")
+_SAME = (
+    "seed", "consistency", "combine", "max_restarts", "on_worker_loss", "lr_scale", "lr_warmup", "bell", "copies", "min_insync", "on_lost",
+)  # fmt: skip
 NAMES_MAX = 9_999  # suffixes tried for a default name
 NAME_BYTES_MAX = 40  # of a default name, so that a suffix and a worker's number still fit
 
@@ -140,11 +142,7 @@ def make_plan(file: Mapping[str, Any], file_name: str, flags: Mapping[str, Any],
     said = describe(file, file_name, flags)
     job = said.job
     commands = _commands_of(said)
-    servers = job.get("servers")
-    if servers is not None and job.get("cluster"):
-        raise UsageError(f"--servers {servers} is for a private cluster; cluster {job['cluster']!r} has its servers already")
-    if servers is not None and not 1 <= servers <= Limits().nodes_max:
-        raise UsageError(f"servers = {servers}; from 1 to {Limits().nodes_max}")
+    servers = _servers_of(job)
     torch, variables = _environment(job.get("env", ()))
     name = job.get("name") or default_name(commands[0])
     rules = parse_rules(said.evaluate, said.stop, bool(said.result.get("keep_best")))
@@ -154,11 +152,26 @@ def make_plan(file: Mapping[str, Any], file_name: str, flags: Mapping[str, Any],
     export = said.result.get("export")
     formats = DEFAULT if export is None else _formats(export)
     plan = RunPlan(
-        spec, commands, bool(job.get("name")), directory, job.get("cluster", ""), servers or 1, said.result.get("dir") or RESULT_DIR,
+        spec, commands, bool(job.get("name")), directory, job.get("cluster", ""), servers, said.result.get("dir") or RESULT_DIR,
         _ok_exit(job.get("ok_exit", ())), _grace_us(job.get("grace", GRACE_S)), job.get("stdin", ""), torch, variables,
         bool(job.get("private_dir")), data, rules, formats,
     )  # fmt: skip
     return replace(plan, notes=tuple(_notes(plan)))
+
+
+def _servers_of(job: Mapping[str, Any]) -> int:
+    """Servers of the private cluster: as many as are said, else as many as the copies of a range need."""
+    servers, copies = job.get("servers"), max(job.get("copies", 1), job.get("min_insync", 1))
+    if servers is None:
+        return copies if 1 < copies <= COPIES_MAX and not job.get("cluster") else 1
+    if job.get("cluster"):
+        raise UsageError(f"--servers {servers} is for a private cluster; cluster {job['cluster']!r} has its servers already")
+    if not 1 <= servers <= Limits().nodes_max:
+        raise UsageError(f"servers = {servers}; from 1 to {Limits().nodes_max}")
+    if copies > servers:
+        key = "copies" if copies == job.get("copies") else "min_insync"
+        raise UsageError(f"{key} = {copies}, but servers = {servers}: each copy of a range lies on a server of its own")
+    return int(servers)
 
 
 def _formats(export: str | Sequence[str]) -> tuple[str, ...]:

@@ -155,6 +155,28 @@ def reproducible_line(plan: RunPlan) -> str:
     return f"{plan.spec.consistency}: two runs differ in the last digits (only bsp gives the same bits again)"
 
 
+def copies_line(copies: int, min_insync: int = 1) -> str:
+    """What may happen to servers, by the number of copies of each range.
+
+    >>> copies_line(2)
+    '2 copies of each range: any one server may die'
+    >>> copies_line(3, 2)
+    '3 copies of each range: any two servers may die; with fewer than 2 copies training waits for another'
+    """
+    if copies == 1:
+        return "1 copy of each range: a server that dies ends the job"
+    text = f"{copies} copies of each range: any {'one server' if copies == 2 else 'two servers'} may die"
+    return text + (f"; with fewer than {min_insync} copies training waits for another" if min_insync > 1 else "")
+
+
+def planned_copies(plan: RunPlan) -> str:
+    """The same before the start, when only a private cluster's number of servers is known."""
+    spec = plan.spec
+    if plan.cluster and not spec.copies:
+        return f"copies of each range: as cluster {plan.cluster} has it, mostly 2 where it has two servers"
+    return copies_line(spec.with_copies(plan.servers).copies, spec.min_insync)
+
+
 # -- waits ------------------------------------------------------------------------------------------------------------
 
 

@@ -127,7 +127,7 @@ def rows(text: str, first: str) -> dict[str, list[str]]:
 
 def test_status_says_who_leads_and_backs_what_and_what_is_missing(world: World) -> None:
     text = shown(world)
-    assert "!" not in text
+    assert "!" not in text and ": 2 copies of each range: any one server may die\n" in text + "\n"
     nodes = rows(text, "NODE")
     seats = world.state.jobs[1].seats
     for name in S[:3]:

@@ -38,6 +38,8 @@ class Theatre:
         self.asked: list[e.Ask] = []
         self.spoke: set[int] = set()
         self.state = "S"
+        self.told: list[tuple[str, str]] = []  # with their levels
+        self.copies = 1  # of the job, as the cluster has it
         self.unplugged: set[int] = set()
         self.saving = ""  # why a save fails
         self.full = True  # the rescue place, too
@@ -95,7 +97,7 @@ class Theatre:
         fields: dict[str, Any] = {}
         worker = ask.fields.get("worker", -1)
         if ask.op == "register":
-            fields = {"job": 7}
+            fields = {"job": 7, "spec": {**ask.fields["spec"], "copies": self.copies}}
             if ask.fields["spec"]["name"] in self.taken:
                 code, text = "COLLIDE", "that name is taken"
         if ask.op == "attach":
@@ -134,6 +136,7 @@ class Theatre:
 
     def do_Tell(self, effect: e.Tell) -> None:
         self.texts.append(effect.text)
+        self.told.append((effect.level, effect.text))
 
     def do_Finish(self, effect: e.Finish) -> None:
         assert self.finish is None
@@ -460,6 +463,14 @@ def test_a_default_name_gets_a_suffix_where_it_is_taken() -> None:
     t.taken |= {"t", "t-2"}
     t.start()
     assert t.machine.plan.spec.name == "t-3" and t.running
+
+
+@pytest.mark.parametrize(("copies", "level"), [(1, "detail"), (2, "info")])
+def test_what_may_happen_to_servers_is_said_as_the_cluster_has_it(copies: int, level: str) -> None:
+    t = Theatre()
+    t.copies = copies
+    t.start()
+    assert [told for told, text in t.told if "of each range" in text] == [level]
 
 
 def test_a_given_name_that_is_taken_is_an_error() -> None:

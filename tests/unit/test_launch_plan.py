@@ -103,6 +103,11 @@ def test_a_flag_wins_over_the_same_key_of_the_file() -> None:
         ("", {"worker": [""]}, "empty"),
         ("", {"cluster": "c", "servers": 2}, "has its servers already"),
         ("", {"servers": 0}, "servers = 0"),
+        ("", {"servers": 1, "copies": 2}, "copies = 2, but servers = 1: each copy"),
+        ("", {"servers": 2, "min_insync": 3}, "min_insync = 3, but servers = 2"),
+        ("", {"copies": 4}, "copies = 4; a whole number from 0 to 3"),
+        ("[job]\ncopies = 2\nmin_insync = 3", {}, "min_insync = 3 of 2 copies"),
+        ("[job]\non_lost = 'stopp'", {}, "did you mean 'stop'?"),
         ("", {"grace": -1.0}, "grace"),
         ("", {"ok_exit": [300]}, "no exit code"),
         ("", {"env": ["1A=2"]}, "NAME=VALUE"),
@@ -114,6 +119,24 @@ def test_a_flag_wins_over_the_same_key_of_the_file() -> None:
 )
 def test_what_cannot_be_is_refused_with_a_sentence(text: str, flags: dict[str, Any], says: str) -> None:
     assert says in refused(text, **flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "servers", "says"),
+    [
+        ({}, 1, "1 copy of each range: a server that dies ends the job"),
+        ({"servers": 4}, 4, "2 copies of each range: any one server may die"),
+        ({"copies": 2}, 2, "2 copies of each range: any one server may die"),
+        ({"min_insync": 2}, 2, "2 copies of each range: any one server may die; with fewer than 2 copies training waits for another"),
+        ({"servers": 3, "copies": 3}, 3, "3 copies of each range: any two servers may die"),
+        ({"servers": 3, "copies": 1}, 3, "1 copy of each range: a server that dies ends the job"),
+        ({"cluster": "lab"}, 1, "copies of each range: as cluster lab has it, mostly 2 where it has two servers"),
+        ({"cluster": "lab", "copies": 3}, 1, "3 copies of each range: any two servers may die"),
+    ],
+)
+def test_copies_need_servers_and_are_told_in_a_line(flags: dict[str, Any], servers: int, says: str) -> None:
+    made = plan(**flags)
+    assert made.servers == servers and words.planned_copies(made) == says
 
 
 @pytest.mark.parametrize(
