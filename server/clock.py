@@ -198,7 +198,7 @@ class ClockMachine:
             return member
         if not self.work.pieces:
             return self._refuse(ask, Code.FORMAT, f"job {self.job} hands out no input: it has no pieces")
-        if not member.here:
+        if not member.here and not self.work.heard(ask.worker, ask.gen, ask.request):
             return self._refuse(ask, Code.SEQ, f"worker {ask.worker} has left at clock {member.end} and gets no piece")
         told = self.work.ask(ask.worker, ask.gen, ask.request)
         return m.NextTold(self.job, self.epoch, self.token, ask.worker, ask.gen, ask.request, *told) if told is not None else None

@@ -58,6 +58,11 @@ class Worklist:
         self._hands[worker] = Hand(gen, request, told, number)
         return told
 
+    def heard(self, worker: int, gen: int, request: int) -> bool:
+        """Whether this request comes again: it hands out nothing."""
+        hand = self._hands.get(worker)
+        return hand is not None and hand.gen == gen and request <= hand.request and request != SAME_PIECE
+
     def finish(self, worker: int) -> None:
         """The piece that the worker holds is done."""
         if self._put_down(worker) >= 0:

@@ -231,6 +231,15 @@ def test_a_worker_that_has_left_is_nobodys_twin() -> None:
     assert not any(told)
 
 
+def test_a_question_for_input_that_comes_again_after_the_bye_is_no_refusal_of_the_bye() -> None:
+    tower = Tower(spec_of(pieces=1))
+    tower.say(m.Join)
+    asked = [tower.say(m.NextAsk, request) for request in (1, 2)]
+    tower.say(m.Leave, 0, "bye")
+    assert tower.say(m.NextAsk, 2) == asked[1] and tower.say(m.NextAsk, 1) == []
+    assert refused(tower.say(m.NextAsk, 3)) == refused(tower.say(m.NextAsk, m.SAME_PIECE)) == "SEQ"
+
+
 # -- through a whole server
 
 
