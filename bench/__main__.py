@@ -4,7 +4,8 @@ Rows: (a) a channel round trip against a bare FIFO ping-pong; (b) dense steps (p
 size against a raw TCP echo and a zmq ping-pong of the same bytes; (c) sparse steps by rows and width, with keys that the
 server has never seen and with those of the step before, against a raw TCP echo of the same bytes; (i) start-up times of
 the command, of a run and of each daemon against a bare Python's; (j) the server's memory per parameter against that of
-the numbers alone.  Figures are medians; machines are noisy, so read the ratios.
+the numbers alone; (k) copies of a range: cut, carried, loaded, written and read, against the same bytes copied, written and
+read plainly.  Figures are medians; machines are noisy, so read the ratios.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .baselines import TcpEcho, ZmqEcho
+from .dumps import dump_figures
 from .stepper import Stepper
 
 HERE = Path(__file__).resolve().parent
@@ -119,6 +121,11 @@ def memory_rows(work: Path, millions: int) -> Iterator[Row]:
             yield row(f"memory of a sparse {optimizer} parameter, width {width} / its numbers", 2 * rows * width, "B", [grown], [4 * (1 + slots)])
 
 
+def dump_rows(work: Path, rows: int) -> Iterator[Row]:
+    for name, nbytes, ours, bare in dump_figures(work, rows):
+        yield row(name, nbytes, "MB/s", ours, bare)
+
+
 def _timed_ms(command: list[str], **more: Any) -> float:
     start = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, **more)
@@ -201,7 +208,7 @@ def main() -> None:
         if not quick:
             sparse |= {(1_000, 64): 100, (100_000, 64): 5, (1_000_000, 16): 2}
         parts += [sparse_rows(work, rows, width, times) for (rows, width), times in sparse.items()]
-        parts += [startup_rows(work), daemon_rows(work), memory_rows(work, 4 if quick else 16)]
+        parts += [startup_rows(work), daemon_rows(work), memory_rows(work, 4 if quick else 16), dump_rows(work, 400_000 if quick else 1_000_000)]
         for part in parts:
             for item in part:
                 table.append(item)

@@ -177,7 +177,9 @@ class Blocks:
         return rows, arrays, shown
 
     def let_go_of_dump(self, shown: Shown) -> None:
-        """A dump is over.  Parts of its arrays may lie in messages that this event has made."""
+        """A dump is over, if it was not before.  Parts of its arrays may lie in messages that this event has made."""
+        if all([other is not shown for other in self._dumped]):
+            return
         self._dumped = [other for other in self._dumped if other is not shown]
         for place, arrays in shown.items():
             own = (place.state.values, *place.state.slots) if place.state is not None else ()

@@ -1,7 +1,8 @@
 """Everything that a range holds, taken and put back as one `Dump`: for its copies, and for its file in a checkpoint.
 
 What is applied and nothing else: no entry of the log, no snapshot, nobody who waits.  What was dumped and loaded shows
-the same values and goes on bit for bit.  Refuses to know who asks for it.
+the same values and goes on bit for bit.  Nothing changes the arrays of a dump, so that a thread may read them while the
+range goes on.  Refuses to know who asks for it.
 """
 
 from __future__ import annotations

@@ -355,6 +355,13 @@ def test_a_close_that_overflows_ends_the_job_and_shows_nothing() -> None:
     assert there.row(1)[0] == there.row(2)[0] == there.values("w")[0] == 0.0
 
 
+def test_a_push_that_overflows_by_its_share_ends_the_job_without_a_word_of_numpy() -> None:
+    there = box(sparse_table(width=1), workers=1)
+    there.push({}, weight=0.5, rows={"e": {1: [3e38]}})
+    there.tick(0, weight=0.25)
+    assert any(isinstance(message, m.JobEnd) and "the step of bucket 0" in message.reason for message in there.take())
+
+
 def test_whole_numbers_that_do_not_fit_are_refused_and_end_a_close() -> None:
     big = (1 << 63) - 1
     there = box(sparse_table(width=1, dtype="i64", optimizer="add"), consistency="asp")
