@@ -11,7 +11,7 @@ master only; what moves when servers come and go is in `spread`.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from .keys import mix, name_hash
@@ -58,18 +58,20 @@ class Ring:
         spots = sorted((point, member) for member in self.members for point in points_of(member, points))
         self._places = [point for point, _ in spots]
         self._owners = [owner for _, owner in spots]
+        self._walks: dict[int, tuple[str, ...]] = {}  # worked out once: all jobs ask for the same ones
 
-    def walk(self, range_number: int) -> Iterator[str]:
+    def walk(self, range_number: int) -> tuple[str, ...]:
         """Every member, in the order in which they are met clockwise of the start of a range."""
-        start = bisect_left(self._places, range_number * ((1 << 64) // self.ranges))
-        met: set[str] = set()
-        for spot in range(start, start + len(self._owners)):
-            owner = self._owners[spot % len(self._owners)]
-            if owner not in met:
-                met.add(owner)
-                yield owner
+        known = self._walks.get(range_number)
+        if known is None:
+            start = bisect_left(self._places, range_number * ((1 << 64) // self.ranges))
+            met: dict[str, None] = {}
+            for spot in range(start, start + len(self._owners)):
+                met[self._owners[spot % len(self._owners)]] = None
                 if len(met) == len(self.members):
-                    return
+                    break
+            known = self._walks[range_number] = tuple(met)
+        return known
 
     def place(self, weights: Mapping[int, int], copies: int = 1) -> tuple[Placement, str]:
         """Servers for every range in `weights` (bytes; each range counts at least 1), and why it is so.
@@ -80,12 +82,11 @@ class Ring:
         kept = min(copies, len(self.members))
         load = Load(self.members, sum(max(1, weight) for weight in weights.values()), kept)
         places: dict[int, tuple[str, ...]] = {}
-        walks = {number: list(self.walk(number)) for number in weights}
         for number in sorted(weights, key=lambda item: (-weights[item], item)):
-            places[number] = self._choose(walks[number], max(1, weights[number]), kept, load)
+            places[number] = self._choose(self.walk(number), max(1, weights[number]), kept, load)
         for number, leader in level(self.members, weights, places).items():
             places[number] = (leader, *(server for server in places[number] if server != leader))
-        placement = {n: Share(servers, walks[n].index(servers[0])) for n, servers in sorted(places.items())}
+        placement = {n: Share(servers, self.walk(n).index(servers[0])) for n, servers in sorted(places.items())}
         return placement, self._reason(placement, load, copies)
 
     def _choose(self, walk: Sequence[str], weight: int, copies: int, load: Load) -> tuple[str, ...]:

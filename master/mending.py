@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core.effects import Log
 from ..core.job import JobSpec
@@ -21,7 +21,17 @@ from .seats import leaving, released, with_seats
 
 Avoid = Callable[[int, int, str], bool]  # (job, range, node)?
 AVOIDED_MAX = 4_096
+LOOKS_PER_SERVER = 8  # learners that are looked for in one go: most that are found must wait for their turn anyway
 REFILL_FACTOR = 12  # the longest that a server is avoided, times refill_us
+
+
+class _Note(NamedTuple):
+    """What is known of a job as it is: ranges that want a learner, and nodes that learn."""
+
+    job: Job
+    circumstances: Any
+    short: tuple[int, ...]
+    learners: tuple[str, ...]
 
 
 class Mender:
@@ -29,7 +39,7 @@ class Mender:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._whole: dict[int, tuple[Job, Any]] = {}  # jobs that need nothing as long as they and the servers are the same
+        self._notes: dict[int, _Note] = {}  # of jobs that are tidy
         self._weights: dict[int, tuple[JobSpec, dict[int, int]]] = {}
 
     def mend(self, state: State, servers: Iterable[NodeRecord], avoid: Avoid) -> Outcome:
@@ -40,36 +50,46 @@ class Mender:
         }  # fmt: skip
         circumstances = (tuple(sorted(record.name for record in present.values())), state.drained)
         running = {number: job for number, job in state.jobs.items() if job.running}
-        for memo in (self._whole, self._weights):
-            for number in [number for number in memo if number not in running]:
-                del memo[number]
-
-        filling = Counter(seat.learner for job in running.values() for seat in job.seats.values() if seat.learner)
-        works = []
+        self._weights = {number: known for number, known in self._weights.items() if number in running}
+        notes, works = {}, []
         for number, job in running.items():
-            known = self._whole.get(number)
-            if known is None or known[0] is not job or known[1] != circumstances:
-                works.append(_Work(state, job, present))
-        self._fill(state, works, present, filling, avoid)
-        return self._outcome(state, works, present, circumstances)
+            note, work = self._notes.get(number), None
+            if note is None or note.job is not job or note.circumstances != circumstances:
+                work = _Work(state, job, present)
+                work.tidy()
+                if work.is_whole():
+                    work.level(self._weights_of(job, state.ring_ranges))
+                note = _Note(job, circumstances, tuple(work.short()), tuple(seat.learner for seat in work.seats.values() if seat.learner))
+            notes[number] = note
+            if note.short or work is not None and work.changed:
+                works.append((work or _Work(state, job, present), note.short))
+        if present:
+            self._fill(state, works, present, Counter(name for note in notes.values() for name in note.learners), avoid)
+        self._notes = notes
+        return self._outcome(state, [work for work, _ in works])
 
-    def _fill(self, state: State, works: list[_Work], present: dict[str, NodeRecord], filling: Counter[str], avoid: Avoid) -> None:
-        """Name learners, the ranges with the fewest copies first; every server is filled with few at a time."""
-        ring = ring_of(present.values(), state.ring_ranges, self.limits) if present else None
-        wanted: list[tuple[int, int, _Work, int]] = []
-        for work in works:
-            for name in work.tidy():
-                filling[name] -= 1
-            short = work.short()
-            if short and ring is not None:
-                work.weigh(self._weights_of(work.job, state.ring_ranges), len(present))
-                wanted += [(len(work.seats[number].replicas), -work.weights.get(number, 0), work, number) for number in short]
-        for _, _, work, number in sorted(wanted, key=lambda item: (item[0], item[1], item[2].job.number, item[3])):
-            assert ring is not None
+    def _fill(
+        self, state: State, works: list[tuple[_Work, tuple[int, ...]]], present: dict[str, NodeRecord], filling: Counter[str], avoid: Avoid
+    ) -> None:
+        """Name learners, the ranges with the fewest copies first, the heavy ones before the light; every server is filled with few at a time."""
+        room = sum(max(0, self.limits.learners_max - filling[record.name]) for record in present.values())
+        if not room:
+            return
+        wanted: list[tuple[int, int, int, int, _Work]] = []
+        for work, short in works:
+            weights = work.weights = self._weights_of(work.job, state.ring_ranges)
+            wanted += [(len(work.seats[n].replicas), -weights.get(n, 0), work.job.number, n, work) for n in short]
+        ring = ring_of(present.values(), state.ring_ranges, self.limits)
+        looks = LOOKS_PER_SERVER * len(present)
+        for _, _, _, number, work in sorted(wanted, key=lambda item: item[:4]):
             name = work.named(ring, number, avoid)
             if name and filling[name] < self.limits.learners_max and self._fits(work, name, state):
                 filling[name] += 1
+                room -= 1
                 work.change(number, learner=name)
+            looks -= bool(name)
+            if not room or not looks:
+                return  # the others' turn comes when these are done
 
     def _fits(self, work: _Work, name: str, state: State) -> bool:
         """Does the map still fit into a message with one more server in it?"""
@@ -77,19 +97,14 @@ class Mender:
             return True
         return map_bytes(work.result(extra=name), state.ring_ranges) <= self.limits.control_bytes_max
 
-    def _outcome(self, state: State, works: list[_Work], present: dict[str, NodeRecord], circumstances: Any) -> Outcome:
+    def _outcome(self, state: State, works: list[_Work]) -> Outcome:
         effects: list[Any] = []
         maps: list[int] = []
         for work in works:
-            if work.is_whole():
-                work.level(self._weights_of(work.job, state.ring_ranges), present)
-            number = work.job.number
             if work.changed:
                 state = state.with_job(work.result())
-                maps.append(number)
-                effects.append(Log("copies", {"job": number, "name": work.job.spec.name, **work.counts()}))
-            elif work.at_rest:
-                self._whole[number] = (work.job, circumstances)
+                maps.append(work.job.number)
+                effects.append(Log("copies", {"job": work.job.number, "name": work.job.spec.name, **work.counts()}))
         return Outcome(state, tuple(effects), tuple(maps))
 
     def _weights_of(self, job: Job, ring_ranges: int) -> dict[int, int]:
@@ -110,7 +125,7 @@ class Avoided:
         _, before_us = self._until.pop(what, (0, 0))
         wait_us = min(max(self.limits.refill_us, 2 * before_us), REFILL_FACTOR * self.limits.refill_us)
         old = [key for key, (until_us, last_us) in self._until.items() if now_us > until_us + last_us]
-        for key in old or list(self._until)[: len(self._until) - AVOIDED_MAX + 1]:
+        for key in old or list(self._until)[: max(0, len(self._until) - AVOIDED_MAX + 1)]:
             del self._until[key]
         self._until[what] = (now_us + wait_us, wait_us)
 
@@ -121,19 +136,19 @@ class Avoided:
 class _Work:
     """One job on the bench."""
 
-    load: Load  # once it has been weighed
-
     def __init__(self, state: State, job: Job, present: dict[str, NodeRecord]) -> None:
         self.state = state
         self.job = job
         self.present = present
-        self.seats = dict(job.seats)
-        self.moves = dict(job.moves)
+        self.seats = job.seats  # copied before the first change
+        self.moves = job.moves
         self.weights: dict[int, int] = {}
+        self.load: Load | None = None  # worked out when a learner is to be named
         self.changed = False
-        self.at_rest = True  # nothing is wanted that only time, or another job, can bring
 
     def change(self, number: int, **changes: Any) -> None:
+        if self.seats is self.job.seats:
+            self.seats = dict(self.seats)
         self.seats[number] = self.seats[number].next(**changes)
         self.changed = True
 
@@ -145,20 +160,17 @@ class _Work:
 
     # -- what is no longer wanted
 
-    def tidy(self) -> list[str]:
-        """Forget moves that are done or cannot be, learners that nobody needs, and copies that have been replaced; gives the former learners."""
+    def tidy(self) -> None:
+        """Forget moves that are done or cannot be, learners that nobody needs, and copies that have been replaced."""
         for number, items in self.job.moves.items():
             self._tidy_moves(number, items)
-        dismissed = []
         for number, seat in self.job.seats.items():
             gone = self.gone(number)
             after = released(seat, self.job.spec.copies, gone, self.state.drained) if gone else {"replicas": seat.replicas}
             if seat.learner and (not self._lacks(seat, gone) or node_id(seat.learner) in self.state.drained):
-                dismissed.append(seat.learner)
                 self.change(number, **(after | {"learner": ""}))
             elif after["replicas"] != seat.replicas:
                 self.change(number, **after)
-        return dismissed
 
     def _tidy_moves(self, number: int, items: tuple[Move, ...]) -> None:
         left = items
@@ -166,9 +178,7 @@ class _Work:
             left = left[1:]
         if left != items:
             self.changed = True
-            self.moves[number] = left
-            if not left:
-                del self.moves[number]
+            self.moves = {n: kept for n, kept in {**self.moves, number: left}.items() if kept}
 
     def _may_come(self, name: str) -> bool:
         record = self.state.nodes.get(node_id(name))
@@ -180,37 +190,40 @@ class _Work:
     # -- what is missing
 
     def short(self) -> list[int]:
-        """Ranges that want a learner and have none."""
-        return [n for n, seat in self.seats.items() if not seat.learner and self._lacks(seat, self.gone(n))]
+        """Ranges that want a learner, have none, and may get one."""
+        there = {record.name for record in self.present.values()}
+        return [
+            number for number, seat in self.seats.items()
+            if not seat.learner and self._lacks(seat, self.gone(number)) and not there.issubset(seat.replicas)
+        ]  # fmt: skip
 
-    def weigh(self, weights: dict[int, int], servers: int) -> None:
+    def named(self, ring: Ring, number: int, avoid: Avoid) -> str:
+        """The server that the range's next copy belongs on, "" = there is none; its bytes are booked."""
+        held = {node_id(name) for name in self.seats[number].replicas}
+        walk = [server for server in ring.walk(number) if server not in held]
+        free = [server for server in walk if not avoid(self.job.number, number, self.present[server].name)]
+        if not free:
+            return ""
+        if self.load is None:
+            self.load = self._weighed()
+        gone = self.gone(number)
+        weight = max(1, self.weights.get(number, 0))
+        there = [node_id(name) for name in self.seats[number].replicas if name not in gone]
+        moves = self.moves.get(number, ())
+        chosen = node_id(moves[0].target) if moves and node_id(moves[0].target) in free else self.load.roomy(ring.apart(free, there), weight)[0]
+        self.load.book(chosen, weight)
+        return self.present[chosen].name
+
+    def _weighed(self) -> Load:
         """Who holds how much: copies that stay, and those on their way."""
-        self.weights = weights
-        copies = min(self.job.spec.copies, servers)
-        self.load = Load(self.present, sum(max(1, weights.get(number, 0)) for number in self.seats), copies)
+        copies = min(self.job.spec.copies, len(self.present))
+        load = Load(self.present, sum(max(1, self.weights.get(number, 0)) for number in self.seats), copies)
         for number, seat in self.seats.items():
             gone = self.gone(number)
             for name in seat.names():
                 if name not in gone and self._is_present(name):
-                    self.load.book(node_id(name), max(1, weights.get(number, 0)))
-
-    def named(self, ring: Ring, number: int, avoid: Avoid) -> str:
-        """The server that the range's next copy belongs on, "" = there is none; its bytes are booked."""
-        seat = self.seats[number]
-        held = [node_id(name) for name in seat.replicas]
-        gone = self.gone(number)
-        there = [node_id(name) for name in seat.replicas if name not in gone]
-        walk = [server for server in ring.walk(number) if server not in held]
-        free = [server for server in walk if not avoid(self.job.number, number, self.present[server].name)]
-        self.at_rest &= not walk
-        if not free:
-            return ""
-        weight = max(1, self.weights.get(number, 0))
-        roomy = self.load.roomy(ring.apart(free, there), weight)
-        moves = self.moves.get(number, ())
-        chosen = node_id(moves[0].target) if moves and node_id(moves[0].target) in free else roomy[0]
-        self.load.book(chosen, weight)
-        return self.present[chosen].name
+                    load.book(node_id(name), max(1, self.weights.get(number, 0)))
+        return load
 
     def _is_present(self, name: str) -> bool:
         record = self.present.get(node_id(name))
@@ -220,16 +233,15 @@ class _Work:
 
     def is_whole(self) -> bool:
         """Every copy is there that there can be, nobody leaves, and there is a choice."""
-        self.at_rest &= not self.moves
         copies = min(self.job.spec.copies, len(self.present))
         return copies > 1 and not self.moves and all(
             not seat.learner and len(seat.replicas) >= copies and all(map(self._is_present, seat.replicas)) for seat in self.seats.values()
         )
 
-    def level(self, weights: dict[int, int], present: dict[str, NodeRecord]) -> None:
+    def level(self, weights: dict[int, int]) -> None:
         places = {number: [node_id(name) for name in seat.replicas] for number, seat in self.seats.items()}
-        for number, leader in level(present, weights, places).items():
-            name = present[leader].name
+        for number, leader in level(self.present, weights, places).items():
+            name = self.present[leader].name
             others = (other for other in self.seats[number].replicas if other != name)
             self.change(number, replicas=(name, *others), cause=LEVELLED)
 

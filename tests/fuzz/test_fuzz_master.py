@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from plugml.core.errors import Code
-from plugml.core.jobmap import RUNNING, JobMap
+from plugml.core.jobmap import RUNNING, Assignment, JobMap
 from plugml.core.limits import Limits
 from plugml.master.catalog import State
 from plugml.master.store import MemoryStore
@@ -20,9 +20,12 @@ from plugml.wire import messages as m
 from tests.fuzz.master_world import SECOND, MasterWorld, spec
 
 LIMITS = Limits(ranges=8, points=8, jobs_kept=2, dead_kept=3, changes_max=16, block_bytes_min=64, block_bytes_max=1024)
-NODES = [f"{role}{number}.0000000{incarnation}" for role in "sa" for number in range(2) for incarnation in range(3)]
+NODES = [f"{node}.0000000{incarnation}" for node in ("s0", "s1", "s2", "a0", "a1") for incarnation in range(3)]
 AGENTS = [name for name in NODES if name[0] == "a"]
-SPECS = [spec("one", 2, (100,)), spec("one", 3, (100,)), spec("two", 1, (700, 3)), spec("three", 2, (9,))]
+SPECS = [
+    spec("one", 2, (100,)), spec("one", 3, (100,)), spec("two", 1, (700, 3), copies=2), spec("three", 2, (900,), copies=0),
+    spec("four", 2, (700,), copies=3, min_insync=2),
+]  # fmt: skip
 WEATHERS = ["", "", "", "lost", "landed"]
 
 node, agent = st.sampled_from(NODES), st.sampled_from(AGENTS)
@@ -37,6 +40,8 @@ STEPS = st.one_of(
     st.tuples(st.just("map"), node, job, st.integers(0, 9)),
     st.tuples(st.just("end"), agent, request, job, st.sampled_from(["finished", "failed", "running"])),
     st.tuples(st.just("admin"), st.sampled_from(["status", "jobs", "job", "stop", "rm"]), st.sampled_from(["one", "two", "7"])),
+    st.tuples(st.just("seat"), st.sampled_from(["add", "drop", "drop by itself"]), st.integers(0, 40), st.integers(-1, 1)),
+    st.tuples(st.just("order"), st.sampled_from(["drain", "gone", "scale"]), st.sampled_from(["s0", "s1", "s2"]), st.booleans()),
     st.tuples(st.just("time"), st.sampled_from([1_000, 200_000, SECOND, 4 * SECOND])),
     st.tuples(st.just("sleep"), st.sampled_from([SECOND, 20 * SECOND])),
     st.tuples(st.just("crash")),
@@ -54,6 +59,7 @@ class Story:
         self.last: State | None = None
         self.gens: dict[tuple[int, int, int], tuple[str, int]] = {}
         self.numbers: dict[int, str] = {}
+        self.seats: dict[tuple[int, int, int], Assignment] = {}  # by job, range and epoch: what any map has told
 
     def play(self, step: tuple[Any, ...]) -> None:
         world, (kind, *rest) = self.world, step
@@ -75,6 +81,10 @@ class Story:
             world.feed(rest[0], m.JobEnd(rest[1], rest[2], rest[3], "because"))
         elif kind == "admin":
             world.feed("cli.1", m.Admin(world.number(), rest[0], {"job": rest[1]}))
+        elif kind == "seat":
+            self.ask_for_a_seat(*rest)
+        elif kind == "order":
+            world.feed("cli.1", m.Admin(world.number(), rest[0], {"server": rest[1], "cancel": rest[2]}))
         elif kind == "time":
             world.run_for(rest[0])
         elif kind == "sleep":
@@ -89,6 +99,18 @@ class Story:
         else:
             self.weather = rest[0]
         self.look()
+
+    def ask_for_a_seat(self, verb: str, pick: int, off: int) -> None:
+        """Some range's primary or copy asks, in the newest epoch that was told or in one beside it."""
+        jobs = [job for job in self.world.state.jobs.values() if job.running] if self.world.store.values else []
+        seats = [(job.number, number, seat) for job in jobs for number, seat in sorted(job.seats.items()) if seat.replicas]
+        if not seats:
+            return
+        wanted = [item for item in seats if item[2].learner] if verb == "add" else []
+        job, number, seat = (wanted or seats)[pick % len(wanted or seats)]
+        node = seat.learner or "s0.00000000" if verb == "add" else seat.names()[pick % len(seat.names())]
+        sender = node if verb == "drop by itself" else seat.replicas[0]
+        self.world.feed(sender, m.SeatAsk(self.world.number(), job, number, max(0, seat.epoch + off), verb[:4].strip(), node, "because"))
 
     def look(self) -> None:
         """Nothing that was said is ahead of the store, and nothing goes back."""
@@ -115,7 +137,9 @@ class Story:
             elif isinstance(message, m.MapTold):
                 found_map = JobMap.from_document(message.document)
                 assert found_map.state != RUNNING or all(item.replicas for item in found_map.ranges.values())
-                assert all(item.primary in found_map.endpoints for item in found_map.ranges.values() if item.replicas)
+                for number, item in found_map.ranges.items():
+                    assert {*item.replicas, item.learner} - {""} <= found_map.endpoints.keys()
+                    assert self.seats.setdefault((message.job, number, item.epoch), item) == item, "one epoch, two sets of copies"
         world.sent.clear()
 
 
@@ -130,8 +154,11 @@ def test_a_master_keeps_its_promises_through_any_story(steps: list[tuple[Any, ..
     story.play(("hold", False))
     story.play(("time", 60 * SECOND))
     world = story.world
-    for name in ("s0.000000aa", "a0.000000aa"):
+    for name in ("s0.000000aa", "a0.000000aa"):  # twice, as nodes do: where most servers are silent, none of them is dead yet
         world.register(name)
+        world.register(name)
+    for key in list(world.state.drained):
+        world.admin("drain", server=key, cancel=True)
     world.sent.clear()
     assert world.job("a0.000000aa", spec("last", 1)).code == Code.OK
     number = world.state.last
@@ -147,7 +174,7 @@ def test_the_same_story_gives_the_same_digest(seed: int) -> None:
             pick = (seed * 7919 + number * 104729) % 1009
             name = NODES[pick % len(NODES)]
             step: tuple[Any, ...] = [
-                ("register", name), ("beat", name, 0), ("time", 200_000), ("job", AGENTS[pick % len(AGENTS)], number, SPECS[pick % 4]),
+                ("register", name), ("beat", name, 0), ("time", 200_000), ("job", AGENTS[pick % len(AGENTS)], number, SPECS[pick % len(SPECS)]),
                 ("attach", AGENTS[pick % len(AGENTS)], number, pick % 5, pick % 2, 0), ("exit", name, 1) if pick % 3 == 0 else ("time", 1_000),
             ][pick % 6]  # fmt: skip
             story.play(step)
