@@ -198,7 +198,9 @@ class ClockMachine:
             return member
         if not self.work.pieces:
             return self._refuse(ask, Code.FORMAT, f"job {self.job} hands out no input: it has no pieces")
-        if not member.here and not self.work.heard(ask.worker, ask.gen, ask.request):
+        if not member.here and self.work.heard(ask.worker, ask.gen, ask.request):
+            return None  # late: a refusal would be taken for one of the bye
+        if not member.here:
             return self._refuse(ask, Code.SEQ, f"worker {ask.worker} has left at clock {member.end} and gets no piece")
         told = self.work.ask(ask.worker, ask.gen, ask.request)
         return m.NextTold(self.job, self.epoch, self.token, ask.worker, ask.gen, ask.request, *told) if told is not None else None

@@ -59,7 +59,7 @@ class Worklist:
         return told
 
     def heard(self, worker: int, gen: int, request: int) -> bool:
-        """Whether this request comes again: it hands out nothing."""
+        """Whether this request was answered before."""
         hand = self._hands.get(worker)
         return hand is not None and hand.gen == gen and request <= hand.request and request != SAME_PIECE
 
