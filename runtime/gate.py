@@ -27,6 +27,7 @@ from .sockets import DOMAIN
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 REDIAL_S = 2.5  # for a connection that zmq has not made again by then
 ROSTER_S = 2.0  # so often it is looked whether the roster has changed
+ROUTES_MAX = 8_192  # the holder of one key may take as many names as it likes
 TOLD_MAX = 256  # different refusals that are told
 _NOW = int(zmq.NOBLOCK)
 _FAILED = int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
@@ -122,6 +123,8 @@ class Gate:
         owner = self._keys.owner_of(str(frame.get("User-Id")))
         if owner and may_be(owner, name):
             if self.routes.get(name) != identity:
+                if len(self.routes) >= ROUTES_MAX:
+                    self.routes.clear()  # whoever speaks again has one again
                 self.routes[name] = identity
             return name
         self.names_refused += 1

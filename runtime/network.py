@@ -190,6 +190,7 @@ class Network:
         again = self._dealers.get(node)
         if again is not None and again.waiting is not None:
             again.waiting.extend(waiting or ())
+            again.away = line.away  # so that its return is told
 
     def _drop(self, socket: Socket, linger_ms: int) -> None:
         if self._gate is not None:

@@ -217,6 +217,56 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
+SUPERVISOR = """
+import os, sys, uvloop
+from pathlib import Path
+from plugml.launch import discovery, reach
+from plugml.launch.cluster import LocalCluster
+
+name, root, state = sys.argv[1:]
+loop = uvloop.new_event_loop()
+file, _ = discovery.places(name, Path(root), Path(state), os.environ)
+file = reach.master_at(file, "m0", reach.Wish(interface="lo"), {})
+reach.make_cluster_keys(file, ["m0", "s0", "s1", "a0"])
+file = reach.with_public_keys(file)
+cluster = LocalCluster(loop, file, os.environ, servers=2, say=lambda text: print(text, flush=True))
+
+async def life():
+    cluster.start()
+    await cluster.wait_ready()
+    print("ready", flush=True)
+    await loop.run_in_executor(None, sys.stdin.readline)
+    await cluster.stop()
+
+loop.run_until_complete(life())
+loop.close()
+"""
+
+
+def test_a_supervisor_makes_the_keys_and_tells_the_master_of_a_death_by_its_own(lab: Lab) -> None:
+    """What `plugml up` needs: the keys in the cluster's state, children that find them in cluster.json, an admin's word to the master."""
+    argv = [sys.executable, "-c", SUPERVISOR, lab.name("lab"), str(lab.root("lab")), str(lab.state("lab"))]
+    keeper = subprocess.Popen(argv, env=lab.environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert keeper.stdin is not None and keeper.stdout is not None
+    with keeper.stdin, keeper.stdout:
+        try:
+            assert keeper.stdout.readline() == "ready\n"
+            assert sorted(path.name for path in (lab.state("lab") / "keys").glob("*.key")) == ["a0.key", "admin.key", "m0.key", "s0.key", "s1.key"]
+            before = lab.nodes(lab.name("lab"))
+            assert all(node["endpoint"].startswith("tcp://127.0.0.1:") for id_, node in before.items() if id_ != "a0")
+            os.kill(before["s1"]["pid"], 9)
+            lab.until(lambda: lab.nodes(lab.name("lab")).get("s1", before["s1"])["node"] != before["s1"]["node"])
+            dead = lab.nodes(lab.name("lab"), "dead")["s1"]
+            assert dead["node"] == before["s1"]["node"] and "signal 9" in dead["why"], "its supervisor has told, no timer"
+            assert lab.train().count("first 20.0") == 2
+            keeper.stdin.write("end\n")
+            keeper.stdin.flush()
+            assert keeper.wait(HANG_S) == 0
+        finally:
+            keeper.kill()
+            keeper.wait()
+
+
 # -- what is refused --------------------------------------------------------------------------------------------------
 
 
@@ -233,6 +283,7 @@ def test_without_keys_nothing_is_on_tcp_unless_it_is_said_and_then_it_says_so_it
     for id_ in ("m0", "s0", "a0"):
         assert "speaks over TCP without keys (--insecure-trusted-network): whoever reaches its port" in (lab.directory / f"{id_}.err").read_text()
         assert "event=insecure" in lab.said(id_)
+    assert "between hosts: TCP WITHOUT KEYS" in lab.ok("status", "--cluster", lab.name("lab"))
     assert lab.file()["security"] == "insecure" and lab.train().count("first 20.0") == 2
 
 
@@ -297,7 +348,7 @@ def test_with_plain_data_it_says_so_and_the_master_still_wants_keys(lab: Lab) ->
     lab.start_all("--data-security", "plain")
     assert lab.train().count("first 20.0") == 2
     assert "leaves pushes and values plain (--data-security plain)" in (lab.directory / "s0.err").read_text()
-    assert lab.file()["security"] == "plain-data"
+    assert lab.file()["security"] == "plain-data" and "PUSHES AND VALUES PLAIN" in lab.ok("status", "--cluster", lab.name("lab"))
     context: zmq.Context[Any] = zmq.Context()
     dealer = context.socket(zmq.DEALER)
     dealer.set(zmq.LINGER, 0)

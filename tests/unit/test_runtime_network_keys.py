@@ -96,7 +96,7 @@ def still_served(host: Host, agent: Network) -> None:
     before = len(host.got[S0])
     agent.send(S0, ASK)
     host.until(lambda: len(host.got[S0]) > before)
-    assert {sender for sender, _ in host.got[S0]} == {A0}
+    assert {sender for sender, _ in host.got[S0][before:]} == {A0}
 
 
 # -- the good day -----------------------------------------------------------------------------------------------------
@@ -547,3 +547,36 @@ def test_who_connects_and_says_nothing_is_hung_up_on(host: Host, monkeypatch: py
         while data := call.recv(4096):  # zmq greets, and then waits
             assert len(data) <= 64
     still_served(host, agent)
+
+
+def test_an_oversized_frame_costs_its_sender_the_connection_with_a_good_key_too(host: Host, caller: Callable[[str], Caller]) -> None:
+    server, agent = pair(host)
+    keys = Keys(host.directory / "keys", "a1")
+    huge = caller(server.endpoint).with_keys(A1, keys.pair.public, keys.pair.secret, keys.public_of(S0))
+    huge.call()
+    host.until(lambda: (A1, ASK) in host.got[S0])
+    head = bytes(codec.encode(ASK)[0])
+    huge.socket.send_multipart([head, bytes(Limits().frame_bytes_max + sockets.SEALED_BYTES + 1)])
+    huge.socket.send_multipart([head])
+    agent.send(S0, ASK)
+    host.until(lambda: len(host.got[S0]) == 3)
+    host.run(0.1)
+    assert [sender for sender, _ in host.got[S0]] == [A0, A1, A0]
+    many = caller(server.endpoint).with_keys(A1, keys.pair.public, keys.pair.secret, keys.public_of(S0))
+    many.call(head, *[b""] * 5_000)
+    host.until(lambda: server.refused == 1)
+    still_served(host, agent)
+
+
+def test_the_holder_of_one_key_cannot_fill_the_memory_with_names(host: Host, caller: Callable[[str], Caller], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "ROUTES_MAX", 4)
+    server, agent = pair(host)
+    keys = Keys(host.directory / "keys", "a1")
+    for number in range(20):
+        caller(server.endpoint).with_keys(f"a1.{number:08x}", keys.pair.public, keys.pair.secret, keys.public_of(S0)).call()
+    host.until(lambda: len(host.got[S0]) == 21)
+    assert server._gate is not None and len(server._gate.routes) <= 4
+    agent.send(S0, ASK)
+    host.until(lambda: len(host.got[S0]) == 22)
+    server.send(A0, ACK)
+    host.until(lambda: host.got[A0])
