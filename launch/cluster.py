@@ -32,6 +32,7 @@ from .keeper import end_keepers
 from .reach import admin_trust
 
 GRACE_S = 5.0  # for a child that was told to end
+FOLLOWS_S = 1.0  # a server's end is told without what follows from it when no master has said that by then
 WAIT_SAID_S = 10.0  # a wait says after this what it waits for
 NOTIFY_BYTES_MAX = 4096
 
@@ -164,6 +165,7 @@ class LocalCluster:
 
     def _is_ready(self, daemon: Daemon) -> None:
         daemon.ready = True
+        daemon.farewell()
         if daemon.lost:
             daemon.lost = False
             self.on_news(f"{daemon.title} is back" + (f" as {daemon.node}" if daemon.node != daemon.id else ""), False)
@@ -184,16 +186,31 @@ class LocalCluster:
             return
 
         self._failed = self._failed or exit_.signum not in FROM_OUTSIDE
-        if self._report is not None and daemon.node and daemon.role != "master":
-            self._report.tell(daemon.node, exit_.status)
         wait_us = daemon.patience.wait_us(daemon.ready, daemon.served, now_us() - daemon.started_us, exit_.signum)
-        daemon.ready, daemon.served, daemon.lost, daemon.node = False, False, True, ""
+        node, daemon.node = daemon.node, ""
+        daemon.ready, daemon.served, daemon.lost = False, False, True
         words = f"{daemon.title} ended ({exit_})" + self._last_words(child)
         if wait_us is None or (not self.ready.done() and not exit_.signum):
             self._give_up(words)
             return
-        self.on_news(f"{words}; it is started again", False)
+        daemon.farewell = farewell = self._farewell(words)
+        if self._report is not None and node and daemon.role != "master":
+            self._report.tell(node, exit_.status, farewell)
+        if daemon.role == "server":  # whoever reads it wants to know what it has cost
+            self.loop.call_later(FOLLOWS_S, farewell)
+        else:
+            farewell()
         daemon.timer = self.loop.call_later(wait_us / 1e6, self._restart, daemon)
+
+    def _farewell(self, words: str) -> Callable[..., None]:
+        """A function that says once that a daemon has ended, and what follows from it as far as a master has told."""
+        unsaid = [words]
+
+        def say(follows: str = "") -> None:
+            if unsaid and not self._stopping:
+                self.on_news("; ".join(filter(None, (unsaid.pop(), follows, "it is started again"))), False)
+
+        return say
 
     def _restart(self, daemon: Daemon) -> None:
         daemon.timer = None
@@ -273,15 +290,16 @@ class Report:
         self._masters = masters
         self._limits = limits
         self._network = Network(loop, node_name("u0"), None, self._on_message, limits, trust=trust)
-        self._open: dict[int, NodeExit] = {}
+        self._open: dict[int, tuple[NodeExit, Callable[[str], None]]] = {}
         self._number = 0
         self._timer: asyncio.TimerHandle | None = None
         for id_, endpoint in masters.items():
             self._network.connect(id_, endpoint)
 
-    def tell(self, node: str, status: int) -> None:
+    def tell(self, node: str, status: int, told: Callable[[str], None]) -> None:
+        """`told` hears the master's answer: what follows from the end, "" = nothing."""
         self._number += 1
-        self._open[self._number] = NodeExit(self._number, node, status)
+        self._open[self._number] = NodeExit(self._number, node, status), told
         self._send()
 
     def close(self) -> None:
@@ -293,12 +311,13 @@ class Report:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for message in self._open.values():
+        for message, _ in self._open.values():
             for id_ in self._masters:
                 self._network.send(id_, message)
         if self._open:
             self._timer = self._loop.call_later(self._limits.resend_us / 1e6, self._send)
 
     def _on_message(self, sender: str, message: Message) -> None:
-        if isinstance(message, Done):
-            self._open.pop(message.request, None)
+        if isinstance(message, Done) and message.request in self._open:
+            _, told = self._open.pop(message.request)
+            told(message.text)

@@ -10,7 +10,7 @@ import os
 import signal
 import site
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -74,6 +74,7 @@ class Daemon:
     ready: bool = False
     served: bool = False  # it has done something for somebody
     lost: bool = False  # ended, and not ready again since
+    farewell: Callable[..., None] = lambda: None  # says of its last end what is not said yet
     timer: asyncio.TimerHandle | None = None
     patience: Patience = field(default_factory=Patience)
 

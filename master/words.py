@@ -147,6 +147,16 @@ def scale_document(state: State) -> dict[str, Any]:
     return {"moves": count, "jobs": [job.spec.name for job in jobs[:ALARMS_MAX]], "text": text}
 
 
+def after(state: State, name: str) -> str:
+    """What becomes of the ranges of running jobs whose copies a dead server held, "" = it held none; `state` is that before its end."""
+    held = [seat for job in state.jobs.values() if job.running for seat in job.seats.values() if name in seat.replicas]
+    safe = sum(len(seat.replicas) > 1 for seat in held)
+    if not safe:
+        return ""  # the jobs that are lost say so themselves
+    each = f"its {plural(safe, 'range')} {'is' if safe == 1 else 'are'}" if safe == len(held) else f"{safe} of its {plural(len(held), 'range')} are"
+    return f"{each} served by other copies, and what is missing is copied again"
+
+
 def held_by(state: State) -> dict[str, dict[str, int]]:
     """By node: ranges of running jobs that it leads, backs up and is being filled with."""
     counts: dict[str, Counter[str]] = {}

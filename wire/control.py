@@ -135,7 +135,7 @@ class NotLeader(NamedTuple):
 
 
 class Done(NamedTuple):
-    """Answer to JobEnd, NodeExit and SeatAsk; code 0 = carried out."""
+    """Answer to JobEnd, NodeExit and SeatAsk; code 0 = carried out.  To a NodeExit `text` says what follows for ranges, "" = nothing."""
 
     request: int
     code: int

@@ -10,6 +10,7 @@ import pytest
 from plugml.core.errors import Code
 from plugml.core.jobmap import FAILED, LOST, RUNNING
 from plugml.master.catalog import DRAINED, LEVELLED, PLACED, PROMOTED
+from plugml.master.words import after
 from plugml.wire import messages as m
 from tests.unit.master_copies import LIMITS, Copies
 
@@ -82,6 +83,22 @@ def test_the_next_copy_leads_and_the_missing_ones_are_made_elsewhere() -> None:
     assert world.settle() == lost == world.copied.total()
     assert all(len(seat.replicas) == 2 for seat in world.state.jobs[1].seats.values())
     assert world.is_even(1)
+
+
+def test_who_reports_a_death_is_told_what_follows_from_it() -> None:
+    world = cluster(3)
+    job = world.job("j")
+    dead = world.servers["s0"].name
+    held = sum(dead in seat.replicas for seat in job.seats.values())
+    assert after(world.state, dead) == f"its {held} ranges are served by other copies, and what is missing is copied again"
+    assert after(world.state, "s0.other") == ""
+    world.die("s1")
+    left = sum(dead in seat.replicas and len(seat.replicas) > 1 for seat in world.state.jobs[1].seats.values())
+    now = sum(dead in seat.replicas for seat in world.state.jobs[1].seats.values())
+    assert 0 < left < now and after(world.state, dead).startswith(f"{left} of its {now} ranges are served")
+    one = cluster(1)
+    one.job("j")
+    assert after(one.state, one.servers["s0"].name) == ""
 
 
 def test_a_job_is_lost_only_with_the_last_copy_of_a_range() -> None:
