@@ -6,12 +6,15 @@ function from the stored state to an outcome, tried anew on whatever state is th
     submit -> pending -> (together) StoreCas -> ok: state is new, answers leave
                                              -> unknown: the very same CAS again, until the store says what stands there
                                              -> conflict: it stands there already (an unknown one had landed), or another
-                                                master has written: then this one has been deposed and ends
+                                                master has written: then this one has been deposed
+
+One of several masters has a ledger for each of its reigns, and writes under that term; a lone one has its ledger for life.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any, NamedTuple
 
 from ..core.effects import Log, Stop
@@ -32,11 +35,17 @@ class Released(NamedTuple):
 
 
 class Ledger:
-    """`state` is what the store surely holds; None until it has been read."""
+    """`state` is what the store surely holds; None until it has been read.
 
-    def __init__(self, writer: str, limits: Limits) -> None:
+    `term` is that of the reign, 0 = there are no other masters: it is one above what is found, and who finds another
+    one's writing ends the process.
+    """
+
+    def __init__(self, writer: str, limits: Limits, term: int = 0, numbers: Iterator[int] | None = None) -> None:
         self.limits = limits
         self.writer = writer
+        self.term = term
+        self.outdone: State | None = None  # what stands there is of a term that is not below ours: the reign is over
         self.packer = Packer()
         self.state: State | None = None
         self.version = 0
@@ -47,6 +56,7 @@ class Ledger:
         self._held = Released([], [])  # what leaves with it
         self._retry_us: int | None = None
         self._backoff_us = limits.resend_us
+        self._numbers = numbers or count(1)
 
     # -- changes
 
@@ -84,19 +94,19 @@ class Ledger:
     def _fly(self, version: int, state: State) -> StoreCas:
         assert self.flying is None
         self._next = state
-        self.flying = StoreCas(STATE_KEY, version, self.packer.pack(state))
+        self.flying = StoreCas(STATE_KEY, version, self.packer.pack(state), next(self._numbers))
         return self.flying
 
     # -- the store
 
     def open(self, ring_ranges: int) -> StoreCas:
         """Read by writing: a new cluster's state is stored if there is none, else the conflict tells what stands there."""
-        return self._fly(0, fresh(self.writer, ring_ranges))
+        return self._fly(0, fresh(self.writer, ring_ranges)._replace(term=max(1, self.term)))
 
     def on_done(self, done: StoreDone, now_us: int) -> Released:
         """What became of the CAS in flight; an answer to any other is old."""
         flying = self.flying
-        if flying is None or done.key != flying.key:
+        if flying is None or done.key != flying.key or done.number != flying.number or self.outdone is not None:
             return Released([], [])
         landed = done.outcome == CONFLICT and done.value == flying.value
         if done.outcome == OK or landed:
@@ -129,11 +139,14 @@ class Ledger:
             found = unpack(done.value)
         except WorldError as error:
             return Released([Stop(1, str(error))], [])
+        if self.term and (found.term >= self.term or not opening):
+            self.outdone = found
+            return Released([], [])
         if not opening:
             text = f"another master ({found.writer}, term {found.term}) has taken over the state store; this one ends"
             return Released([Stop(1, text)], [])
         self.version = done.version
-        return Released([self._fly(done.version, found._replace(term=found.term + 1, writer=self.writer))], [])
+        return Released([self._fly(done.version, found._replace(term=self.term or found.term + 1, writer=self.writer))], [])
 
     def _unsure(self, done: StoreDone, now_us: int) -> list[Any]:
         text = done.text or "the store does not say whether it has stored"

@@ -8,7 +8,7 @@ Everything that it sends may be lost: nodes ask again, and each answer may be gi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from zlib import crc32
 
@@ -37,16 +37,18 @@ class MasterMachine:
 
     `name` is its id (masters are addressed by it), `incarnation` tells this process from the one before.  The first job
     waits up to `settle_us` for `servers_expected` servers, so that it is spread over all that were started with the master.
+    One of several masters has a machine for each of its reigns (see `rival`), with the `term` and the process's `numbers`.
     """
 
     def __init__(
-        self, name: str, incarnation: str, cluster: str, limits: Limits = Limits(), servers_expected: int = 1
-    ) -> None:
+        self, name: str, incarnation: str, cluster: str, limits: Limits = Limits(), servers_expected: int = 1,
+        term: int = 0, numbers: Iterator[int] | None = None,
+    ) -> None:  # fmt: skip
         self.name = name
         self.cluster = cluster
         self.limits = limits
         self.servers_expected = servers_expected
-        self.ledger = Ledger(f"{name}.{incarnation}", limits)
+        self.ledger = Ledger(f"{name}.{incarnation}", limits, term, numbers)
         self.members = Membership(limits, 0)
         self.started = False
         self.tick_us = 0  # when on_time is due for liveness
@@ -201,7 +203,7 @@ class MasterMachine:
 
         def change(state: State) -> Outcome:
             outcome = decisions.lose(state, ask.node, why)
-            return outcome._replace(effects=(*outcome.effects, Send(sender, m.Done(ask.request, Code.OK, words.after(state, ask.node)))))
+            return outcome._replace(effects=(*outcome.effects, Send(sender, m.Done(ask.request, Code.OK, ""))))
 
         buried = self._bury(ask.node, why, now_us, ended=True)
         return [*buried, *self._submit(("exit", sender, ask), change, must=bool(buried))]

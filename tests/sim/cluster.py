@@ -116,11 +116,15 @@ class Cluster:
     def _master_performers(self, process: Process) -> dict[type[Any], Any]:
         incarnation = process.incarnation
 
-        def answer(key: str, outcome: str, version: int, value: bytes) -> None:
-            if process.alive and process.incarnation == incarnation:
-                process.feed("", StoreDone(key, outcome, version, value, "simulated" if outcome == "unknown" else ""))
+        def swap(effect: StoreCas) -> None:
+            def answer(key: str, outcome: str, version: int, value: bytes) -> None:
+                if process.alive and process.incarnation == incarnation:
+                    text = "simulated" if outcome == "unknown" else ""
+                    process.feed("", StoreDone(key, outcome, version, value, text, effect.number))
 
-        return {StoreCas: lambda effect: self.store.compare_and_swap(effect.key, effect.version, effect.value, answer)}
+            self.store.compare_and_swap(effect.key, effect.version, effect.value, answer)
+
+        return {StoreCas: swap}
 
     def _draw_connection(self) -> int:
         self._connections += 1
