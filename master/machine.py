@@ -203,7 +203,7 @@ class MasterMachine:
 
         def change(state: State) -> Outcome:
             outcome = decisions.lose(state, ask.node, why)
-            return outcome._replace(effects=(*outcome.effects, Send(sender, m.Done(ask.request, Code.OK, ""))))
+            return outcome._replace(effects=(*outcome.effects, Send(sender, m.Done(ask.request, Code.OK, words.after(state, ask.node)))))
 
         buried = self._bury(ask.node, why, now_us, ended=True)
         return [*buried, *self._submit(("exit", sender, ask), change, must=bool(buried))]
