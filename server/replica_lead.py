@@ -23,6 +23,7 @@ from .log import Entry, Log
 from .range import RangeMachine
 from .replica_seat import Seat
 
+_NO_ENTRY = (0, 0, "", None)
 _SILENT = 10  # times `behind_us_max`: a learner that was not heard for so long is given up
 
 
@@ -56,6 +57,7 @@ class Lead:
         self._log = log
         self._range = held
         self._born = item.born
+        self._begun_at = log.last  # whoever led before may have committed up to here
         self._enough = len(item.replicas) >= min_insync
         self._may_drop = len(item.replicas) > min_insync
         wait_us = seat.limits.replicate_us
@@ -137,9 +139,11 @@ class Lead:
         """An entry, or (None) only news of the commit."""
         seat, log = self._seat, self._log
         peer.told = log.committed
-        version, origin, message = (entry.version, entry.origin, entry.message) if entry is not None else (0, "", None)
+        version, made, origin, message = (entry.version, entry.made, entry.origin, entry.message) if entry is not None else _NO_ENTRY
         mark = self._mark(now_us)
-        return Send(peer.name, m.Replicate(seat.job, seat.range, seat.epoch, seat.token, version, log.committed, origin, mark, message))
+        return Send(
+            peer.name, m.Replicate(seat.job, seat.range, seat.epoch, seat.token, version, log.committed, made, origin, mark, message)
+        )  # fmt: skip
 
     def _mark(self, now_us: int) -> tuple[int, int]:
         """The checksum of what is applied, every `marks_us`, to all copies."""
@@ -151,7 +155,7 @@ class Lead:
 
     def _sync(self, peer: Peer) -> list[Any]:
         seat, log = self._seat, self._log
-        return [Send(peer.name, m.Sync(seat.job, seat.range, seat.epoch, seat.token, log.last, log.committed))]
+        return [Send(peer.name, m.Sync(seat.job, seat.range, seat.epoch, seat.token, log.last, log.committed, log.runs(log.committed)))]
 
     # -- hearing
 
@@ -174,7 +178,7 @@ class Lead:
         effects = self._batch(peer, now_us) if last == peer.sent < self._log.last else []
         if first and not effects:
             effects = [self._replicate(peer, None, now_us)]
-        if peer.learns and not peer.counts and last >= self._log.committed:
+        if peer.learns and not peer.counts and last >= max(self._log.committed, self._begun_at):
             peer.counts = True  # from now on, whatever becomes of the question: a map may name it at any moment
             effects.append(self._ask("add", peer, ""))
         return effects
