@@ -15,9 +15,10 @@ from plugml.agent import effects as fx
 from plugml.core.effects import Log
 from plugml.core.errors import PlugmlError
 from plugml.core.limits import SECOND
-from plugml.master.effects import StoreCas, StoreDone
+from plugml.master.effects import StoreCas, StoreDone, StoreRead
 
 from . import machines
+from .copies import Copies
 from .host import Host
 from .jobrun import JobRun
 from .launcher import Launcher
@@ -25,8 +26,10 @@ from .network import Network
 from .ordered import registered
 from .process import Process
 from .store import MemoryStore
+from .storm import Storm
 from .supervisor import Supervisor, Watched
-from .weather import GENS_WORN, Plan
+from .truth import Truth
+from .weather import Plan
 from .world import Violation, World
 
 HEALED_US_MAX = 90 * SECOND  # simulated time that pending work may take once the weather is over
@@ -46,16 +49,20 @@ class Cluster:
         self.world = world
         self.plan = plan
         self.network = Network(world, plan.network)
+        self.truth = Truth(world, plan.limits.dead_us)
         self.store = MemoryStore(world, plan.store_unknown)
-        self.stormy = True
+        self.store.stored = self._stored
+        self.copies = Copies(world, self.truth, self.server_named)
+        self.network.on_send = self._sends
+        self.storm = Storm(self)
         self._connections = 0
-        self._server_died = False
+        self._masters = machines.masters(plan.masters)
         self.hosts = [Host(world, f"h{number}") for number in range(plan.agents)]
         for host in self.hosts:
             host.full_rate = plan.param_full
-        self.master = self._process("m0", self._make_master, self._master_performers, fixed_name=True)
-        self.servers = [self._process(f"s{i}", self._make_server, lambda process: machines.server_performers()) for i in range(plan.servers)]
-        self.supervisor = self._process("u0", lambda process: Supervisor(plan.limits), lambda process: {}) if plan.supervised else None
+        self.masters = [self._master(node_id) for node_id in self._masters]
+        self.servers = [self._server(number) for number in range(plan.servers)]
+        self.supervisor = self._process("u0", lambda process: Supervisor(plan.limits, self._masters), lambda process: {}) if plan.supervised else None
         self.agents = [self._agent(number, host) for number, host in enumerate(self.hosts)]
         self.runs = [self._run_of(plan, world.seed if seed is None else seed), *(self._run_of(other, world.seed + 1) for other in plan.others)]
         self._rounds = plan.rounds - 1
@@ -64,11 +71,49 @@ class Cluster:
     def launchers(self) -> list[Launcher]:
         return [launcher for run in self.runs for launcher in run.launchers]
 
-    def _run_of(self, plan: Plan, seed: int) -> JobRun:
-        return JobRun(self.world, plan, seed, list(zip(self.hosts, self.agents)), self._draw_connection, self._may_be_lost)
+    @property
+    def master(self) -> Process:
+        """The only one."""
+        assert len(self.masters) == 1
+        return self.masters[0]
 
-    def _may_be_lost(self) -> bool:
-        return self._server_died or bool(self.plan.cut_us or self.plan.pause_us or self.plan.network.drop)
+    @property
+    def processes(self) -> list[Process]:
+        return [*self.masters, *self.servers, *self.agents]
+
+    def server_named(self, name: str) -> Process | None:
+        """The living process of that name."""
+        return next((server for server in self.servers if server.alive and server.name == name), None)
+
+    def _run_of(self, plan: Plan, seed: int) -> JobRun:
+        return JobRun(self.world, plan, seed, list(zip(self.hosts, self.agents)), self._draw_connection, self)
+
+    def may_be_lost(self) -> bool:
+        """Something has happened that may have cost all copies of a range; whether it has is looked at in `truth`."""
+        return self.storm.server_died or bool(self.plan.cut_us or self.plan.pause_us or self.plan.network.drop)
+
+    def may_show_the_end(self, number: int, whole: bool) -> bool:
+        """No server leads a range that is another's by now: who has heard of no newer map could be shown its values.
+
+        `whole`: every copy that there can be is there again, and all of them have the same bits.
+        """
+        job = self.truth.job(number)
+        if job is None:
+            return True
+        for server in self.servers:
+            hosted = server.machine.jobs.get(number) if server.alive else None
+            for at, replica in hosted.replicas.items() if hosted is not None else ():
+                if replica.leads and job.seats[at].replicas[0] != server.name:
+                    return False
+        return not whole or self._is_whole(number)
+
+    def _is_whole(self, number: int) -> bool:
+        return not self.storm.blows and not self._missing(number)
+
+    def _missing(self, number: int) -> list[str]:
+        drained = self.truth.state.drained if self.truth.state is not None else ()
+        there = [server for server in self.servers if server.alive and server.node_id not in drained]
+        return self.truth.missing(number, len(there)) or self.copies.apart(number)
 
     # -- processes
 
@@ -84,7 +129,7 @@ class Cluster:
 
     def _agent(self, number: int, host: Host) -> Process:
         def make(process: Process) -> Any:
-            return machines.make_agent(process, self.plan.limits, host)
+            return machines.make_agent(process, self.plan.limits, host, self._masters)
 
         def performers(process: Process) -> dict[type[Any], Any]:
             name = process.name
@@ -99,7 +144,6 @@ class Cluster:
 
         agent = self._process(f"a{number}", make, performers)
         agent.crash_rate = self.plan.effect_crash
-        self.master.crash_rate = self.plan.effect_crash
         return agent
 
     def _tell(self, agent: Process, name: str, effect: fx.Tell) -> None:
@@ -107,24 +151,58 @@ class Cluster:
             if launcher.agent is agent:
                 launcher.told(name, effect.connection, effect.document)
 
-    def _make_server(self, process: Process) -> Any:
-        return machines.make_server(process, self.plan.limits)
+    def _server(self, number: int) -> Process:
+        host = f"host-{number % self.plan.server_hosts}" if self.plan.server_hosts else f"host-s{number}"
 
-    def _make_master(self, process: Process) -> Any:
-        return machines.make_master(process, self.plan.limits, self.plan.servers)
+        def make(process: Process) -> Any:
+            return machines.make_server(process, self.plan.limits, self._masters, host)
+
+        server = self._process(f"s{number}", make, lambda process: machines.server_performers())
+        server.machine_limits = self.plan.limits
+        server.crash_rate = self.plan.server_effect_crash
+        server.spared = lambda: self.storm.spares(server)
+        server.on_event = self.copies.after
+        return server
+
+    def _master(self, node_id: str) -> Process:
+        alone = self.plan.masters == 1 and not self.plan.rivals
+
+        def make(process: Process) -> Any:
+            return machines.make_master(process, self.plan.limits, self.plan.servers - self.plan.late_servers, alone)
+
+        master = self._process(node_id, make, self._master_performers, fixed_name=True)
+        master.crash_rate = self.plan.effect_crash
+        master.on_event = self.truth.after
+        return master
 
     def _master_performers(self, process: Process) -> dict[type[Any], Any]:
         incarnation = process.incarnation
 
-        def swap(effect: StoreCas) -> None:
+        def answering(number: int) -> Any:
             def answer(key: str, outcome: str, version: int, value: bytes) -> None:
                 if process.alive and process.incarnation == incarnation:
                     text = "simulated" if outcome == "unknown" else ""
-                    process.feed("", StoreDone(key, outcome, version, value, text, effect.number))
+                    process.feed("", StoreDone(key, outcome, version, value, text, number))
 
-            self.store.compare_and_swap(effect.key, effect.version, effect.value, answer)
+            return answer
 
-        return {StoreCas: swap}
+        def swap(effect: StoreCas) -> None:
+            self.store.compare_and_swap(effect.key, effect.version, effect.value, answering(effect.number), process.endpoint)
+
+        def read(effect: StoreRead) -> None:
+            self.store.read(effect.key, answering(effect.number), process.endpoint)
+
+        return {StoreCas: swap, StoreRead: read}
+
+    def _stored(self, key: str, value: bytes) -> None:
+        before = self.truth.state
+        self.truth.stored(key, value)
+        if self.truth.state is not before:
+            self.copies.stored()
+
+    def _sends(self, process: Process, message: Any) -> None:
+        if process in self.servers:
+            self.copies.sends(process, message)
 
     def _draw_connection(self) -> int:
         self._connections += 1
@@ -139,8 +217,10 @@ class Cluster:
         for launcher in self.launchers:
             if launcher.agent is process:
                 self.world.after(self.world.draw(10, 500), launcher.agent_died)
-        if self.supervisor is not None and process is not self.master and self.world.happens(0.7):
-            self.supervisor.feed("", Watched(process.name, -9))
+        if process not in self.masters:
+            self.truth.ended[process.name] = None
+            if self.supervisor is not None and self.world.happens(0.7):
+                self.supervisor.feed("", Watched(process.name, -9))
         self.world.after(self.world.draw(1_000, 400_000), self._start_again, process)
 
     def _start_again(self, process: Process) -> None:
@@ -149,128 +229,29 @@ class Cluster:
 
     def _logged(self, process: Process, log: Log) -> None:
         self.world.reached(f"log {log.event}")
+        if log.event == "copy_broken":
+            raise Violation(f"{process.name} says of its own copy: {log.fields}")
+        if process in self.masters:
+            self.truth.logged(process, log)
 
-    # -- weather
+    # -- a run
 
     def start(self) -> None:
         if self.supervisor is not None:
             self.supervisor.start()
-        processes = [self.master, *self.servers, *self.agents]
-        if self.plan.shuffled_start:
-            for process in processes:
-                self.world.after(self.world.draw(0, 800_000), self._start_again, process)
-        else:
-            for process in processes:
+        late = self.plan.servers - self.plan.late_servers
+        for process in self.processes:
+            delay_us = self.world.draw(0, 800_000) if self.plan.shuffled_start else 0
+            if process in self.servers[late:]:
+                delay_us = self.world.draw(500_000, 3_000_000)
+                self.world.fault("a server joins late", process.node_id)
+            if delay_us:
+                self.world.after(delay_us, self._start_again, process)
+            else:
                 self._start_again(process)
         for run in self.runs:
             run.start()
-        self._plan_weather()
-
-    def _plan_weather(self) -> None:
-        plan = self.plan
-        self._every(plan.agent_crash_us, lambda: self._crash(self._one_of(self.agents)))
-        self._every(plan.master_crash_us, lambda: self._crash(self.master))
-        self._every(plan.program_kill_us, self._kill_program)
-        self._every(plan.launcher_kill_us, self._kill_launcher)
-        self._every(plan.host_loss_us, self._lose_host)
-        self._every(plan.pause_us, self._pause)
-        self._every(plan.cut_us, self._cut)
-        self._every(plan.slow_us, self._slow)
-        self._every(plan.talk_us, lambda: self._one_of(self.launchers).small_talk())
-        if plan.server_crash_at_us:
-            self.world.after(plan.server_crash_at_us, self._crash_server)
-
-    def _every(self, mean_us: int, happen: Callable[[], None]) -> None:
-        """Let something happen again and again while the weather lasts."""
-        if not mean_us:
-            return
-
-        def now() -> None:
-            if self.stormy:
-                happen()
-                self.world.after(self.world.draw(1, 2 * mean_us), now)
-
-        self.world.after(self.world.draw(1, 2 * mean_us), now)
-
-    def _worn(self) -> bool:
-        """The counting table has no room for many more generations: the weather spares agents and programs."""
-        if max(run.ledger.roll.newest_gen for run in self.runs) < GENS_WORN:
-            return False
-        for agent in self.agents:
-            agent.crash_rate = 0.0
-        return True
-
-    def _one_of(self, items: list[Any]) -> Any:
-        return items[self.world.draw(0, len(items) - 1)]
-
-    def _crash(self, process: Process) -> None:
-        if process.alive and not self._worn():
-            self.world.fault("agent crash" if process in self.agents else "master crash", process.name)
-            process.crash()
-
-    def _crash_server(self) -> None:
-        server = self._one_of(self.servers)
-        if server.alive and self.stormy:
-            self._server_died = True
-            self.world.fault("server crash", server.name)
-            server.crash()
-
-    def _kill_program(self) -> None:
-        alive = [program for launcher in self.launchers for program in launcher.programs.values()]
-        if alive and not self._worn():
-            program = self._one_of(alive)
-            self.world.fault("program kill", program.channel.name)
-            program.kill()
-
-    def _kill_launcher(self) -> None:
-        launcher = self._one_of(self.launchers)
-        if not launcher.alive or launcher.done or self._worn():
-            return
-        self.world.fault("launcher kill", launcher.host.name)
-        launcher.kill()
-        if self.world.happens(0.5) and launcher.agent.alive:
-            self.world.fault("agent crash", "together with its launcher")
-            launcher.agent.crash()
-        self.world.after(self.world.draw(1_000, 500_000), launcher.start)
-
-    def _lose_host(self) -> None:
-        """The host fails: its agent, launchers, programs and channels go at once.  It comes back with an empty memory."""
-        at = self.world.draw(0, len(self.hosts) - 1)
-        host, agent = self.hosts[at], self.agents[at]
-        launchers = [launcher for launcher in self.launchers if launcher.host is host and launcher.alive]
-        if not agent.alive or any(launcher.workers and launcher.done for launcher in launchers) or self._worn():
-            return  # whoever has finished asks for the result: only once
-        self.world.fault("host loss", host.name)
-        for launcher in launchers:
-            launcher.kill()
-            self.world.after(self.world.draw(1_000, 800_000), launcher.start)
-        agent.crash()
-        host.lose_everything()
-
-    def _pause(self) -> None:
-        process = self._one_of([self.master, *self.servers, *self.agents])
-        if process.alive:
-            long = self.plan.long_pause and process in self.servers
-            duration = self.world.draw(1_000, self.plan.limits.dead_us * 2 if long else self.plan.limits.dead_us // 2)
-            self.world.fault("pause", f"{process.name} for {duration} us")
-            process.pause(duration)
-
-    def _pair(self) -> tuple[str, str]:
-        everybody = [self.master, *self.servers, *self.agents]
-        source, target = self._one_of(everybody), self._one_of(everybody)
-        return source.endpoint, target.endpoint
-
-    def _cut(self) -> None:
-        source, target = self._pair()
-        if source != target:
-            self.network.cut(source, target, self.world.draw(1_000, self.plan.limits.dead_us // 2))
-
-    def _slow(self) -> None:
-        source, target = self._pair()
-        if source != target:
-            self.network.slow(source, target, self.world.draw(1_000, 1_000_000))
-
-    # -- a run
+        self.storm.begin()
 
     def run(self) -> str:
         """Both phases; returns how the jobs ended, raises one of FINDINGS."""
@@ -286,7 +267,7 @@ class Cluster:
         outcomes = sorted({run.outcome for run in self.runs})
         if outcomes == ["finished"]:
             self._check_nothing_left()
-        for process in [self.master, *self.servers, *self.agents]:
+        for process in self.processes:
             if process.alive:
                 self.world.fold(process.machine.digest())
         return "+".join(outcomes)
@@ -313,12 +294,12 @@ class Cluster:
 
     def heal(self) -> None:
         self.world.note("weather", "HEALED")
-        self.stormy = False
+        self.storm.end()
         self.network.heal()
         for host in self.hosts:
             host.full_rate = 0.0
-        self.store.unknown_rate = 0.0
-        for process in [self.master, *self.servers, *self.agents]:
+        self.store.heal()
+        for process in self.processes:
             process.crash_rate = process.linger_rate = 0.0
             self._start_again(process)
 
@@ -339,7 +320,10 @@ class Cluster:
     def waits(self) -> list[str]:
         """Why the run does not end, in the words of launchers and machines."""
         lines = [line for run in self.runs for line in run.waits()]
-        for process in [self.master, *self.servers, *self.agents]:
+        if self.truth.state is not None:
+            for number, job in self.truth.state.jobs.items():
+                lines += [f"job {number} lacks: {text}" for text in (self._missing(number) if job.running else ())]
+        for process in self.processes:
             reasons = getattr(process.machine, "reasons", None)
             if process.alive and reasons is not None:
                 lines += [f"{process.name}: {reason}" for reason in reasons(self.world.now_us)]

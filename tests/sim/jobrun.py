@@ -1,7 +1,7 @@
 """One job from its registration to its end: its launchers, its ledger, and whether it ended as it had to.
 
     finished   every worker has done its clocks, the exported tables hold what they must
-    lost       a server died that held the only copy of something: said by name, to every program
+    lost       a server died that held the (only|last) copy of something: said by name, to every program
     failed     a step left the range of its numbers: said by name, to every program
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .exports import judge_export
 from .host import Host
@@ -19,22 +19,25 @@ from .process import Process
 from .weather import Plan
 from .world import Violation, World
 
-LOST_BY_NAME = re.compile(r"server s\d+ held the only copy of \d+ range")
+if TYPE_CHECKING:
+    from .cluster import Cluster
+
+LOST_BY_NAME = re.compile(r"server s\d+ held the (only|last) copy of \d+ range")
 FAILED_BY_NAME = re.compile(r"table '?exact'?.*(range|finite|infinity)")
 
 
 class JobRun:
-    """`may_be_lost()` tells whether anything happened that excuses a lost job."""
+    """`cluster` says whether anything happened that excuses a lost job, and what its copies lack."""
 
     def __init__(
         self, world: World, plan: Plan, seed: int, hosts: list[tuple[Host, Process]], connection: Callable[[], int],
-        may_be_lost: Callable[[], bool],
+        cluster: Cluster,
     ) -> None:  # fmt: skip
         self.world = world
         self.plan = plan
         self.ledger = Ledger(seed, plan)
         self.outcome = ""
-        self._may_be_lost = may_be_lost
+        self._cluster = cluster
         self._asked_export = False
         self.others_done: Callable[[], bool] = lambda: True  # workers that have no launcher
         self.launchers = [
@@ -59,7 +62,9 @@ class JobRun:
         states = {launcher.job_state: launcher for launcher in self.launchers if launcher.job_state in ("lost", "failed")}
         if states:
             return self._broken(*next(iter(states.items())))
-        if all(launcher.alive and launcher.done and launcher.job_number for launcher in self.launchers) and self.others_done() and not self._asked_export:
+        if self._asked_export or not self.others_done() or not all(launcher.alive and launcher.done and launcher.job_number for launcher in self.launchers):
+            return False
+        if self._cluster.may_show_the_end(self.launchers[0].job_number, self.plan.whole):
             self._asked_export = True
             self.launchers[0].export(f"/{self.plan.job}/result", self._judge)
         return False
@@ -77,7 +82,7 @@ class JobRun:
     def _broken(self, state: str, launcher: Launcher) -> bool:
         """The job must say why by name, and every program must have been told."""
         reason = launcher.reason
-        if state == "lost" and not (LOST_BY_NAME.search(reason) and self._may_be_lost()):
+        if state == "lost" and not (LOST_BY_NAME.search(reason) and self._cluster.may_be_lost()):
             raise Violation(f"job {self.plan.job} is lost without a cause or a name: {reason!r}")
         if state == "failed" and not (FAILED_BY_NAME.search(reason) and self.ledger.doomed):
             raise Violation(f"job {self.plan.job} has failed without a cause or a name: {reason!r}")

@@ -202,6 +202,10 @@ class Launcher:
 
     def _refused(self, asked: dict[str, Any], answer: dict[str, Any], then: Callable[[dict[str, Any]], None]) -> None:
         """A refusal of something that is right: the job is lost, or it is asked again later."""
+        if answer.get("code") == "NOSERVER" and asked["op"] == "register" and "min_insync" in str(answer.get("text", "")):
+            self.world.reached("too few servers for min_insync")
+            self._again(asked, then)
+            return
         if answer.get("code") == "NOSERVER":
             self._job_news("lost", str(answer.get("text", "")))
             if asked["op"] == "attach":
@@ -218,10 +222,13 @@ class Launcher:
             self._ended_already(asked, answer)
             return
         if answer.get("code") == "AGAIN":
-            self._pending[asked["id"]] = (asked, then)
-            self.world.after(RETRY_US, self._write, asked)
+            self._again(asked, then)
             return
         raise Violation(f"the agent refused {asked}: {answer}")
+
+    def _again(self, asked: dict[str, Any], then: Callable[[dict[str, Any]], None]) -> None:
+        self._pending[asked["id"]] = (asked, then)
+        self.world.after(RETRY_US, self._write, asked)
 
     def _ended_already(self, asked: dict[str, Any], answer: dict[str, Any]) -> None:
         """The job is finished or has failed: what is still asked is answered so."""

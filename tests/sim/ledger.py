@@ -201,16 +201,20 @@ class Ledger:
 
     # -- reading
 
-    def ask(self, now_us: int, want: Content) -> Asked:
-        """A read begins: outside of BSP it must show every push that is acked now, whoever made it."""
+    def ask(self, now_us: int, want: Content, reader: int) -> Asked:
+        """A read begins: outside of BSP it must show all that is acked now; where primaries change, acked through the reader's agent."""
+        agents = self.plan.agents if self.plan.may_be_replaced else 1
         slots = {}
         if want.dense and self.models["count"].model != BSP:
-            slots = {(worker, gen): cell.acked for (table, worker, gen, _), cell in self.cells.items() if table == "count"}
+            mine = [(key[1:3], cell) for key, cell in self.cells.items() if key[0] == "count" and key[1] % agents == reader % agents]
+            slots = {stream: cell.acked for stream, cell in mine}
         cells = {}
         for table, rows in want.sections:
             if table.name in OWNED and self.models[table.name].model != BSP:
                 for row in rows:
                     key = (table.name, *owner_of(row), row)
+                    if key[1] % agents != reader % agents:
+                        continue
                     cells[key] = self.cells[key].acked if key in self.cells else 0
         return Asked(now_us, slots, cells)
 

@@ -7,6 +7,7 @@ reference: while an array is lent its bytes must not change, and `is_lent` says 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -60,6 +61,7 @@ class Network:
         self.weather = weather
         self.sent = 0
         self.beats: dict[str, dict[str, int]] = {}  # what each node said of itself last
+        self.on_send: Callable[[Process, Any], None] = lambda process, message: None
         self._bound: dict[str, Process] = {}  # endpoint -> process
         self._links: dict[str, dict[str, str]] = {}  # process name -> {node: endpoint}
         self._cuts: dict[tuple[str, str], int] = {}  # (source endpoint, target endpoint) -> until
@@ -120,6 +122,7 @@ class Network:
         if self.world.print_trace:
             self.world.note(process.name, f"-> {to}", message)
         self.sent += 1
+        self.on_send(process, message)
         if type(message) is Beat:
             self.beats[process.name] = message.counters
         self.world.fold_bytes(frames[0])

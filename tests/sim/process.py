@@ -52,6 +52,8 @@ class Process:
         self.machine_limits: Any = None  # for a machine that is not handed any
         self.on_death: Callable[[Process], None] = lambda process: None
         self.on_log: Callable[[Process, Log], None] = lambda process, log: None
+        self.on_event: Callable[[Process, str, Any], None] = lambda process, sender, message: None  # after each one; None = time
+        self.spared: Callable[[], bool] = lambda: False  # whoever draws deaths should look elsewhere now
         self._fixed_name = fixed_name
         self._make_machine = make_machine
         self._make_performers = performers
@@ -61,6 +63,7 @@ class Process:
         self._running = False
         self._resting = False  # between two effects, or paused
         self._paused_until_us = 0
+        self._timers_first = False  # after a pause: a loop may look at its timers or at its sockets first
         self._wake_us: int | None = None
         self._spins = 0
         self._spun_at_us = -1
@@ -75,7 +78,7 @@ class Process:
         self.stopped = None
         self._inbox.clear()
         self._effects.clear()
-        self._running = self._resting = False
+        self._running = self._resting = self._timers_first = False
         self._paused_until_us = 0
         self._wake_us = None
         self.world.note(self.name, "START")
@@ -104,6 +107,7 @@ class Process:
     def pause(self, duration_us: int) -> None:
         """SIGSTOP: nothing is read or done until then; the clock jumps on resume."""
         self._paused_until_us = max(self._paused_until_us, self.world.now_us + duration_us)
+        self._timers_first = self.world.happens(0.5)
         if not self._resting:
             self._rest(duration_us)
 
@@ -137,20 +141,24 @@ class Process:
         while self.alive and not self._resting:
             if self._effects:
                 self._perform_next()
+            elif self._timers_first:
+                self._timers_first = False
+                self._due()
             elif self._inbox:
                 sender, message = self._inbox.popleft()
                 if self.world.print_trace:
                     self.world.note(self.name, f"<- {sender or 'self'}", message)
-                self._take(self.machine.on_message(sender, message, self.world.now_us))
+                self._take(self.machine.on_message(sender, message, self.world.now_us), sender, message)
             elif not self._due():
                 break
         self._running = False
         if self.alive and not self._resting:
             self._plan_wake()
 
-    def _take(self, effects: list[Any]) -> None:
+    def _take(self, effects: list[Any], sender: str, message: Any) -> None:
         self._effects.extend(effects)
         self.machine.check()
+        self.on_event(self, sender, message)
 
     def _due(self) -> bool:
         """Call on_time if its moment has come."""
@@ -162,7 +170,7 @@ class Process:
         self._spun_at_us = now
         if self._spins > SPINS_MAX:
             raise Violation(f"{self.name}: on_time was called {SPINS_MAX} times and deadline_us still says {deadline} <= {now}")
-        self._take(self.machine.on_time(now))
+        self._take(self.machine.on_time(now), "", None)
         return True
 
     def _perform_next(self) -> None:
@@ -172,7 +180,7 @@ class Process:
             self.world.fault("crash between effects", f"{self.name} before {type(effect).__name__}")
             self.crash()
             return
-        if self.world.happens(self.crash_rate):
+        if self.world.happens(self.crash_rate) and not self.spared():
             self.world.fault("crash between effects", f"{self.name} before {type(effect).__name__}")
             self.crash()
             return

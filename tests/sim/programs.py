@@ -202,7 +202,7 @@ class Program:
         words += " fmt=text" if self.text and verb not in ("clock", "bye", "next") else ""
         timed = verb in TIMED and self.world.happens(self.plan.timeouts)
         words += f" t={self.world.draw(0, self.plan.limit_ms)}" if timed else ""
-        asked = self.ledger.ask(self.world.now_us, want)
+        asked = self.ledger.ask(self.world.now_us, want, self.stream[0])
         ticks = verb in ("step", "clock")
 
         def committed() -> None:
@@ -259,7 +259,7 @@ class Program:
             yield self._delay()
             self.seq += 1
             words = self._words(None, want, bool(want.sections) and want.dense) + (" fmt=text" if self.text else "")
-            asked = self.ledger.ask(self.world.now_us, want)
+            asked = self.ledger.ask(self.world.now_us, want, self.stream[0])
             answer = yield from self.request(f"pull {self.seq} {self.clock}{words}")
             if answer.code != "NOSPC":
                 break
@@ -349,7 +349,7 @@ class Program:
     def _init(self) -> Steps:
         """`init` brings and reads the dense tables."""
         want = Content(True, ())
-        asked = self.ledger.ask(self.world.now_us, want)
+        asked = self.ledger.ask(self.world.now_us, want, self.stream[0])
         self.seq += 1
         answer = yield from self.request(f"init {self.seq} {self.clock}" + (" fmt=text" if self.text else ""))
         if answer.code == "NOSPC":

@@ -309,4 +309,4 @@ class Summed(Cluster):
     def start(self) -> None:
         super().start()
         self.group.start()
-        self._every(self.plan.group_crash_us, lambda: self.group.alive and self.group.crash())
+        self.storm.every(self.plan.group_crash_us, lambda: self.group.alive and self.group.crash())

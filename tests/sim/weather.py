@@ -28,7 +28,11 @@ class Plan:
     """Everything that a run has decided beforehand."""
 
     job: str = JOB
+    masters: int = 1
+    rivals: bool = False  # the only master behaves as one of several
     servers: int = 2
+    late_servers: int = 0  # that join while training goes on
+    server_hosts: int = 0  # so many hosts for all servers, 0 = one each
     agents: int = 1
     workers: int = 2
     replicas: int = 2  # copies of the counting slots, so that they lie in several blocks and ranges
@@ -45,13 +49,22 @@ class Plan:
     pause_us: int = 0
     cut_us: int = 0
     slow_us: int = 0
-    server_crash_at_us: int = 0  # 0 = no server dies; else the job is lost by name
+    server_crash_at_us: int = 0  # a server dies then, 0 = none
+    server_crash_us: int = 0
+    suspicion_us: int = 0  # a server that lives is said to have ended
+    order_us: int = 0  # people drain servers, take them back, and spread what there is
+    master_pause_us: int = 0
+    store_cut_us: int = 0  # a master does not reach its store
     effect_crash: float = 0.0  # chance of an agent or master to die before an effect
+    server_effect_crash: float = 0.0
+    careful: bool = True  # the last copy in health of anything is spared
     linger: float = 0.0
     store_unknown: float = 0.0
     talk_us: int = 0  # mean time between questions of tools
     supervised: bool = False  # somebody tells the master of dead processes
     long_pause: bool = False  # a server may be silent for so long that it counts as dead
+    long_cut: bool = False  # the same of a way between two
+    whole: bool = False  # the job ends only when every range has all its copies again
     # -- programs
     think_us: tuple[int, int] = (500, 20_000)
     mischief: float = 0.0  # chance of a request that must be refused
@@ -74,12 +87,17 @@ class Plan:
     rounds: int = 1  # runs of the first job's name, one after the other
     others: list[Plan] = field(default_factory=list)  # further jobs at the same time
 
+    @property
+    def may_be_replaced(self) -> bool:
+        """A range may get another primary while the one before it goes on."""
+        return self.order_us > 0 or (self.servers > 1 and self.spec is not None and self.spec.copies != 1)
+
 
 def draw_plan(world: World) -> Plan:
     """The plan of this world's seed."""
     draw = world.draw
     plan = Plan(
-        servers=draw(1, 4), agents=draw(1, 2), workers=draw(1, 4), replicas=draw(1, 5), clocks=draw(2, (6, 20, 60)[draw(0, 2)]),
+        servers=(1, 2, 2, 3, 3, 4, 5, 6)[draw(0, 7)], masters=(1, 1, 2, 3)[draw(0, 3)], agents=draw(1, 2), workers=draw(1, 4), replicas=draw(1, 5), clocks=draw(2, (6, 20, 60)[draw(0, 2)]),
         limits=drawn(draw), weather_us=draw(1_500_000, 8_000_000),
     )  # fmt: skip
     plan.spec = draw_spec(world, plan)
@@ -93,13 +111,13 @@ def draw_plan(world: World) -> Plan:
         ("launcher_kill_us", 4_000_000), ("pause_us", 600_000), ("cut_us", 500_000), ("slow_us", 500_000), ("talk_us", 400_000), ("host_loss_us", 4_000_000),
     ):  # fmt: skip
         setattr(plan, name, draw(often // 3, often * 2) if world.happens(0.5) else 0)
+    _draw_copies(world, plan)
     plan.effect_crash = _rate(world, 0.004)
     plan.linger = _rate(world, 0.3)
     plan.store_unknown = _rate(world, 0.3)
     plan.mischief = _rate(world, 0.15)
     plan.write_pieces = draw(1, 3)
     plan.supervised = world.happens(0.5)
-    plan.long_pause = world.happens(0.1)
     plan.ends_early = _rate(world, 0.5)
     plan.shuffled_start = world.happens(0.5)
     plan.think_us = (500, (2_000, 20_000, 200_000)[draw(0, 2)])
@@ -112,8 +130,8 @@ def draw_plan(world: World) -> Plan:
     plan.rejoins = _rate(world, 1.0)
     if world.happens(0.3):
         plan.stop_at_us = draw(300_000, plan.weather_us)
-    if world.happens(0.12):
-        plan.server_crash_at_us = draw(200_000, plan.weather_us)
+    if world.happens(0.06):
+        plan.server_crash_at_us, plan.careful = draw(200_000, plan.weather_us), False
     if world.happens(0.15):
         plan.rounds = 2
     if world.happens(0.2):
@@ -123,6 +141,28 @@ def draw_plan(world: World) -> Plan:
     if world.happens(0.06):
         _doom(world, plan)
     return plan
+
+
+def _draw_copies(world: World, plan: Plan) -> None:
+    """What befalls servers and masters."""
+    draw = world.draw
+    assert plan.spec is not None
+    if plan.servers > 1 and world.happens(0.2):
+        plan.late_servers = draw(1, plan.servers - 1)
+    least = plan.spec.min_insync
+    plan.late_servers = min(plan.late_servers, plan.servers - least)
+    plan.rivals = plan.masters > 1 or world.happens(0.3)
+    plan.server_hosts = draw(1, plan.servers) if world.happens(0.3) else 0
+    for name, often in (("server_crash_us", 900_000), ("suspicion_us", 2_000_000), ("order_us", 700_000)):
+        setattr(plan, name, draw(often // 3, often * 2) if world.happens(0.4) else 0)
+    if plan.rivals:
+        plan.master_pause_us = draw(500_000, 3_000_000) if world.happens(0.5) else 0
+        plan.store_cut_us = draw(500_000, 3_000_000) if world.happens(0.5) else 0
+    plan.server_effect_crash = _rate(world, 0.002)
+    plan.long_pause = world.happens(0.3)
+    plan.long_cut = world.happens(0.3)
+    plan.careful = world.happens(0.9)
+    plan.whole = world.happens(0.3)
 
 
 def _doom(world: World, plan: Plan) -> None:
@@ -164,12 +204,14 @@ def draw_spec(world: World, plan: Plan, consistency: str = "", sparse: bool | No
     if world.happens(0.3):
         tables.reverse()
     pieces = draw(1, 20) if world.happens(0.3) else 0
+    copies = (0, 0, 1, 2, 2, 3)[draw(0, 5)]
+    enough = 2 if copies != 1 and plan.servers > 1 and world.happens(0.25) else 1
     return JobSpec(
         plan.job, plan.workers, tuple(tables), seed=draw(0, 1000), consistency=consistency,
         combine=("mean", "sum")[draw(0, 1)], max_restarts=GENS, bell="sem" if world.happens(0.3) else "fifo",
         pieces=pieces, passes=draw(1, 3) if pieces else 0, settings={"pieces_file": "/input/pieces.txt"} if pieces else {},
         snapshot_every=draw(1, 5) if world.happens(0.4) else 0, stop_clock=draw(1, plan.clocks + 2) if world.happens(0.15) else 0,
-        lr_scale=scale, lr_warmup=draw(0, 5), on_worker_loss="shrink",
+        lr_scale=scale, lr_warmup=draw(0, 5), on_worker_loss="shrink", copies=copies, min_insync=enough,
     )  # fmt: skip
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from plugml.core.job import JobSpec
+
 from .weather import Plan, draw_spec
 from .workload import WORKERS_TOP
 from .world import World
@@ -17,7 +19,9 @@ def calm(world: World, plan: Plan) -> None:
     network.drop = network.double = network.corrupt = network.straggle = network.replay = 0.0
     plan.agent_crash_us = plan.master_crash_us = plan.program_kill_us = plan.launcher_kill_us = 0
     plan.pause_us = plan.cut_us = plan.slow_us = plan.server_crash_at_us = plan.stop_at_us = plan.host_loss_us = 0
-    plan.timeouts = plan.unwaited = plan.gone = plan.rejoins = 0.0
+    plan.server_crash_us = plan.suspicion_us = plan.order_us = plan.master_pause_us = plan.store_cut_us = plan.late_servers = 0
+    plan.timeouts = plan.unwaited = plan.gone = plan.rejoins = plan.server_effect_crash = 0.0
+    plan.long_pause = plan.long_cut = plan.whole = False
     plan.effect_crash = plan.linger = plan.store_unknown = plan.mischief = plan.stale_bells = plan.param_full = 0.0
     plan.overflow_clock, plan.rounds, plan.others = -1, 1, []
 
@@ -85,8 +89,15 @@ def unstable(world: World, plan: Plan) -> None:
 def dying(world: World, plan: Plan) -> None:
     """One server dies in the middle of the training, and nobody says so to the master."""
     under("asp", program_kill_us=60_000)(world, plan)
-    plan.clocks, plan.server_crash_at_us, plan.supervised = 40, world.draw(300_000, 1_500_000), False
+    plan.clocks, plan.server_crash_at_us, plan.supervised, plan.careful = 40, world.draw(300_000, 1_500_000), False, False
     plan.shuffled_start, plan.think_us = False, (500, 20_000)
+    plan.spec = single(plan.spec)
+
+
+def single(spec: JobSpec | None) -> JobSpec:
+    """The job with one copy of everything."""
+    assert spec is not None
+    return replace(spec, copies=1, min_insync=1)
 
 
 def rows(consistency: str, *tables: str, workers: int = 2, **rates: Any) -> Callable[[World, Plan], None]:
@@ -166,7 +177,9 @@ def summed(world: World, plan: Plan) -> None:
         if not any(table.consistency for table in spec.tables):
             break
     names = ("count", "exact", "tally", "summed") if spec.consistency == "bsp" else ("count", "tally", "order")
-    plan.spec = replace(spec, tables=tuple(table for table in spec.tables if table.name in names), stop_clock=0, pieces=0, passes=0)
+    plan.spec = replace(
+        spec, tables=tuple(table for table in spec.tables if table.name in names), stop_clock=0, pieces=0, passes=0, copies=1, min_insync=1
+    )  # fmt: skip
 
 
 def of_fractions(world: World, plan: Plan) -> None:

@@ -299,3 +299,14 @@ def test_the_last_copy_of_a_range_takes_the_job_with_it_and_the_reason_names_how
     assert job.state == LOST and job.reason == f"server s1 held the last copy of {both} ranges (signal 9)"
     world.run_for(SECOND)
     assert all(not seat.learner for seat in seats(world).values() if not seat.replicas)
+
+
+def test_a_drain_of_a_server_that_goes_while_the_store_is_slow_is_refused_by_name(world: MasterWorld) -> None:
+    world.hold = True
+    world.feed(A0, m.NodeExit(world.number(), S[1], -9))
+    number = world.number()
+    world.feed(A0, m.Admin(number, "drain", {"server": "s1", "cancel": False}))
+    world.hold = False
+    world.release()
+    told = world.one(A0, m.AdminTold)
+    assert told.request == number and told.code == Code.RANGE and "no server 's1'" in told.text

@@ -1,0 +1,153 @@
+"""What stands in the store, and whether it may become what it becomes: terms, seats, epochs, deaths, lost jobs.
+
+Knows the store's values and the masters' words.  Refuses to know what servers hold: that is `copies`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plugml.core.effects import Log
+from plugml.core.jobmap import LOST
+from plugml.master import catalog, leadership
+from plugml.master.catalog import Job, Seat, State, node_id
+from plugml.master.effects import LEADER_KEY, STATE_KEY
+from plugml.wire.messages import Beat, Register
+
+from .machines import reign_of
+from .process import Process
+from .world import Violation, World
+
+
+class Truth:
+    """`state` is what stands there now."""
+
+    def __init__(self, world: World, dead_us: int) -> None:
+        self.world = world
+        self.state: State | None = None
+        self.false_exits: dict[str, None] = {}  # processes that were said to have ended, and had not
+        self.ended: dict[str, None] = {}  # processes that did
+        self._dead_us = dead_us
+        self._writers: dict[str, dict[int, str]] = {LEADER_KEY: {}, STATE_KEY: {}}  # who has written under which term
+        self._buried: dict[str, None] = {}  # nodes that a master declared dead, and might
+        self._term = 0  # highest in which anybody has decided
+        self._reigns: dict[str, tuple[Any, int]] = {}  # by master: what decides there, and since when
+        self._heard: dict[tuple[str, str], int] = {}  # (master, node): when a beat of it last came there
+
+    # -- writes
+
+    def stored(self, key: str, value: bytes) -> None:
+        if key == LEADER_KEY:
+            word = leadership.unpack(value)
+            assert word is not None
+            self._check_term(key, word.term, word.writer)
+            return
+        state = catalog.unpack(value)
+        self._check_term(key, state.term, state.writer)
+        led_by = self._writers[LEADER_KEY]
+        if led_by and led_by.get(state.term) != state.writer:
+            raise Violation(f"{state.writer} writes the state in term {state.term}, in which it never led")
+        if self.state is not None:
+            self._compare(self.state, state)
+        self.state = state
+
+    def _check_term(self, key: str, term: int, writer: str) -> None:
+        known = self._writers[key]
+        if known and term < max(known):
+            raise Violation(f"{key}: the term falls from {max(known)} to {term}")
+        if known.setdefault(term, writer) != writer:
+            raise Violation(f"{key}: {writer} and {known[term]} both write in term {term}")
+
+    def _compare(self, before: State, after: State) -> None:
+        if (after.token, after.last) < (before.token, before.last) or after.last < before.last:
+            raise Violation(f"token and last job fall from {before.token, before.last} to {after.token, after.last}")
+        for number, job in after.jobs.items():
+            old = before.jobs.get(number)
+            if old is not None and old.running and old.seats is not job.seats:
+                self._compare_jobs(old, job, after)
+            if job.state == LOST and (old is None or old.state != LOST):
+                self._check_lost(job)
+
+    def _compare_jobs(self, old: Job, new: Job, after: State) -> None:
+        if old.seats.keys() != new.seats.keys():
+            raise Violation(f"job {new.number} has other ranges than before")
+        names = {record.name for record in after.nodes.values()}
+        for number, seat in new.seats.items():
+            before = old.seats[number]
+            if (before.replicas, before.learner, before.born) != (seat.replicas, seat.learner, seat.born):
+                self._compare_seats(f"job {new.number}, range {number}", before, seat, names)
+            elif before.epoch != seat.epoch:
+                self.world.reached("an epoch without a change")
+
+    def _compare_seats(self, what: str, before: Seat, seat: Seat, names: set[str]) -> None:
+        """Only a copy that was in sync, or was being filled, can be in sync; nobody goes who is not dead, dropped or replaced."""
+        if seat.epoch <= before.epoch:
+            raise Violation(f"{what}: {before} becomes {seat} without a new epoch")
+        if not set(seat.replicas) <= set(before.names()):
+            raise Violation(f"{what}: {seat.replicas} are to be in sync, {before.names()} had it")
+        if len(set(seat.names())) != len(seat.names()):
+            raise Violation(f"{what}: two copies on one server: {seat}")
+        for name in before.replicas:
+            if name not in seat.replicas and name not in names and name not in self._buried:
+                raise Violation(f"{what}: {name} is dropped as dead, and nobody has declared it dead")
+        if not seat.replicas and any(name in names for name in before.replicas):
+            raise Violation(f"{what}: no copy is left, although {before.replicas} are not all dead")
+
+    def _check_lost(self, job: Job) -> None:
+        """A range without any copy is the only reason; whose copies these were was checked as they went."""
+        if all(seat.replicas for seat in job.seats.values()):
+            raise Violation(f"job {job.number} is lost, and every range has a copy: {job.reason}")
+        self.world.reached("all copies of a range are gone")
+
+    # -- masters
+
+    def after(self, process: Process, sender: str, message: Any) -> None:
+        """A master has handled an event: nobody decides who has been followed, and who was heard is remembered."""
+        reign = reign_of(process.machine)
+        now_us = self.world.now_us
+        if reign is None:
+            self._reigns.pop(process.node_id, None)
+            return
+        if self._reigns.get(process.node_id, (None, 0))[0] is not reign:
+            self._reigns[process.node_id] = (reign, now_us)
+            self._heard = {key: at_us for key, at_us in self._heard.items() if key[0] != process.node_id}
+        if type(message) in (Beat, Register):
+            self._heard[process.node_id, sender] = now_us
+        term = reign.ledger.state.term
+        if term < self._term:
+            raise Violation(f"{process.name} decides in term {term}, while {self._term} is led")
+        self._term = term
+
+    def logged(self, process: Process, log: Log) -> None:
+        """A node is declared dead: there must be a reason."""
+        if log.event != "dead":
+            return
+        name, why = log.fields["node"], log.fields["why"]
+        self._buried[name] = None
+        since_us = self._reigns.get(process.node_id, (None, self.world.now_us))[1]
+        now_us = self.world.now_us
+        if why.startswith("no beat"):
+            heard_us = self._heard.get((process.node_id, name), since_us)
+            if now_us - heard_us < self._dead_us * 9 // 10:
+                raise Violation(f"{process.name} declares {name} dead, which it heard {now_us - heard_us} us ago")
+            if now_us - since_us < self._dead_us * 19 // 10:
+                raise Violation(f"{process.name} blames {name} for a silence, {now_us - since_us} us after it began to lead")
+        elif name not in self.ended and name not in self.false_exits:
+            raise Violation(f"{process.name} declares {name} dead ({why}), which lives")
+
+    def job(self, number: int) -> Job | None:
+        """The job, while it runs."""
+        job = self.state.jobs.get(number) if self.state is not None else None
+        return job if job is not None and job.running else None
+
+    def missing(self, number: int, servers: int) -> list[str]:
+        """What the job still lacks of the copies that it should have on so many servers."""
+        job = self.job(number)
+        if job is None or self.state is None:
+            return []
+        drained = self.state.drained
+        wanted = min(job.spec.copies, servers)
+        return [
+            f"range {at}: {seat}" for at, seat in job.seats.items()
+            if seat.learner or len(seat.replicas) < wanted or (any(node_id(name) in drained for name in seat.replicas) and servers >= job.spec.copies)
+        ]  # fmt: skip
