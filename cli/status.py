@@ -143,7 +143,7 @@ def jobs_text(document: dict[str, Any]) -> str:
             lines += [f"  {job['name']}: {line}" for line in job["placement"]]
             lines += [] if job["missing"] else [f"  {job['name']}: {copies_line(job['copies'], job['min_insync'])}"]
             if job["missing"] or job["moves"]:
-                lines.append(f"  {job['name']}: {job['missing']} ranges lack a copy, {job['learners']} are being copied, {job['moves']} to move")
+                lines.append(f"  {job['name']}: copies missing of {job['missing']} ranges; {job['learners']} ranges are being copied, {job['moves']} copies are to move")
     return "\n".join(lines)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 from plugml.core.effects import Send
 from plugml.core.job import JobSpec
@@ -112,18 +113,29 @@ class Copies:
     # -- what is always true
 
     def done(self, outcome: Outcome, died: str = "", added: str = "") -> None:
-        """The outcome and what follows from it."""
+        """The outcome and what follows from it, until nothing more does; a master that begins anew decides the same."""
         present = [record for key, record in self.servers.items() if key not in self.silent]
-        mended = self.mender.mend(outcome.state, present, lambda *what: what in self.avoided)
+        self._step(outcome, died, added)
+        for _ in range(5):
+            mended = self.mender.mend(self.state, present, self._avoids)
+            assert Mender(self.limits).mend(self.state, present, self._avoids) == mended
+            if mended.state is self.state:
+                return
+            self._step(mended, "", "")
+        raise AssertionError("it never comes to rest")
+
+    def _avoids(self, *what: Any) -> bool:
+        return what in self.avoided
+
+    def _step(self, outcome: Outcome, died: str, added: str) -> None:
+        present = [record for key, record in self.servers.items() if key not in self.silent]
+        mended = self.mender.mend(outcome.state, present, self._avoids)
         before, self.state = self.state, mended.state
         assert unpack(pack(self.state)) == self.state
-        changed = {number for number, job in self.state.jobs.items() if before.jobs.get(number) != job}
-        assert changed == {*outcome.maps, *mended.maps} & self.state.jobs.keys() | {
-            n for n in changed if n in before.jobs and before.jobs[n].seats is self.state.jobs[n].seats
-        }  # a map that has changed is told; orders and endings may change a job without its seats
+        for number, job in self.state.jobs.items():
+            if number not in before.jobs or before.jobs[number].seats != job.seats:
+                assert number in (*outcome.maps, *mended.maps), "a map has changed and is not told"
         self._look(before, died, added)
-        again = self.mender.mend(self.state, present, lambda *what: what in self.avoided)
-        assert again.state is self.state and Mender(self.limits).mend(self.state, present, lambda *what: what in self.avoided) == again
 
     def _look(self, before: State, died: str, added: str) -> None:
         learning: Counter[str] = Counter()

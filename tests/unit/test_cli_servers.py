@@ -140,7 +140,7 @@ def test_status_says_who_leads_and_backs_what_and_what_is_missing(world: World) 
     text = shown(world)
     waiting = f", {short - filled} wait for their turn" if short > filled else ""
     assert f"! job job: {short} ranges have 1 of 2 copies; {filled} copies on the way to s1 and s2{waiting}" in text
-    assert f"  job: {short} ranges lack a copy, {filled} are being copied, 0 to move" in text
+    assert f"  job: copies missing of {short} ranges; {filled} ranges are being copied, 0 copies are to move" in text
     assert "is being filled with 2" in text
 
 
