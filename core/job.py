@@ -16,10 +16,13 @@ LR_SCALES = ("none", "linear", "sqrt")
 BELLS = ("fifo", "sem")
 ON_LOST = ("stop", "restore")
 COPIES_MAX = 3
+PATH_MAX = 2_048
 #: The number behind the last piece says on the wire that there is none (messages.NO_PIECE).
 PIECES_MAX = (1 << 32) - 1
 #: Whole numbers of a job beside `workers`, each from 0 to 2^62; 0 = none.
-_NUMBERS = ("lr_warmup", "memory_bytes", "snapshot_every", "stop_clock", "pieces", "passes")
+_NUMBERS = (
+    "lr_warmup", "memory_bytes", "snapshot_every", "stop_clock", "pieces", "passes", "checkpoint_every", "checkpoint_keep", "checkpoint_first",
+)  # fmt: skip
 #: A job's document travels inside a job's map, whose message has at most 64 KiB.
 DOCUMENT_BYTES_MAX = 48 * KIB
 DEPTH_MAX = 16
@@ -49,6 +52,11 @@ class JobSpec:
     copies: int = 0  # of every range, on servers of their own; 0 = 2 where there are two servers, else 1
     min_insync: int = 1  # copies that have to hold a push before it is acked; with fewer the range waits
     on_lost: str = "stop"  # when every copy of a range is lost: stop, or restore from the last checkpoint
+    checkpoint_dir: str = ""  # where checkpoints go, under the same path on every server's host; "" = none can be made
+    checkpoint_every: int = 0  # clocks from one to the next; 0 = only when asked
+    checkpoint_keep: int = 2  # the newest ones that stay
+    checkpoint_first: int = 1  # number of the first one: above all that the directory has
+    resume: str = ""  # directory of the checkpoint from which the job goes on
 
     def __post_init__(self) -> None:
         check_name(self.name, "job name")
@@ -87,6 +95,7 @@ class JobSpec:
                 raise UsageError(f"job {self.name!r}: {key} = {shown(value)}; a whole number from 0 to {most}")
         if not isinstance(self.settings, dict):
             raise UsageError(f"job {self.name!r}: settings is no mapping")
+        self._check_checkpoints()
         nbytes = packed_bytes(self.to_document())
         if nbytes > DOCUMENT_BYTES_MAX:
             remedy = "use fewer tables, shorter names or fewer settings"
@@ -101,6 +110,17 @@ class JobSpec:
             raise UsageError(f"job {self.name!r}: min_insync = {self.min_insync} of {self.copies} copies: there are never so many")
         if self.on_lost not in ON_LOST:
             raise unknown_key(self.on_lost, ON_LOST, f"job {self.name!r}, on_lost")
+
+    def _check_checkpoints(self) -> None:
+        for key in ("checkpoint_dir", "resume"):
+            value = getattr(self, key)
+            if not isinstance(value, str) or (value and not value.startswith("/")) or "\0" in value or len(value) > PATH_MAX:
+                raise UsageError(f"job {self.name!r}: {key} = {shown(value)}; an absolute path of at most {PATH_MAX} characters")
+        if self.checkpoint_every and not self.checkpoint_dir:
+            raise UsageError(f"job {self.name!r}: checkpoint_every = {self.checkpoint_every}, and checkpoint_dir says no place for them")
+        for key in ("checkpoint_keep", "checkpoint_first"):
+            if getattr(self, key) < 1:
+                raise UsageError(f"job {self.name!r}: {key} = {getattr(self, key)}; at least 1")
 
     @property
     def layout(self) -> Layout:
@@ -160,9 +180,9 @@ class JobSpec:
                 tables.append(table.with_block_bytes(block_bytes))
         return replace(self, tables=tuple(tables))
 
-    def with_copies(self, servers: int) -> JobSpec:
-        """The same job with the number of copies chosen for so many servers."""
-        return self if self.copies else replace(self, copies=max(self.min_insync, min(2, servers)))
+    def with_copies(self, servers: int, wanted: int = 0) -> JobSpec:
+        """The same job with the number of copies chosen for so many servers, and as the cluster `wanted` (0 = it has not said)."""
+        return self if self.copies else replace(self, copies=max(self.min_insync, wanted or min(2, servers)))
 
     def to_document(self) -> dict[str, Any]:
         return {
@@ -170,7 +190,7 @@ class JobSpec:
             "seed": self.seed, "consistency": self.consistency, "combine": self.combine,
             "max_restarts": self.max_restarts, "on_worker_loss": self.on_worker_loss, "settings": dict(self.settings),
             "lr_scale": self.lr_scale, "bell": self.bell, "copies": self.copies, "min_insync": self.min_insync,
-            "on_lost": self.on_lost, **{key: getattr(self, key) for key in _NUMBERS},
+            "on_lost": self.on_lost, "checkpoint_dir": self.checkpoint_dir, "resume": self.resume, **{key: getattr(self, key) for key in _NUMBERS},
         }  # fmt: skip
 
     @classmethod

@@ -89,6 +89,16 @@ class Standing(NamedTuple):
     stop_clock: int  # -1 = no stop rule has fired
     waiting: tuple[int, ...]
     end: int = -1  # first clock that `worker` takes no part in; -1 = it is a member: how it knows that its Leave was heard
+    saves: tuple[int, int, int, int] = (0, 0, 0, 0)  # checkpoints: number begun last, settled last, kept last and the clock of that
+
+
+class SaveAsk(NamedTuple):
+    """Make a checkpoint as soon as it can be, unless one has begun since number `after`.  Answered by Standing, for nobody."""
+
+    job: int
+    epoch: int
+    token: int
+    after: int
 
 
 class StopAsk(NamedTuple):
@@ -180,6 +190,7 @@ class Close(NamedTuple):
     """Clock `clock` is closed: sum the staged pushes of `members` [(worker, gen)] and step once.
 
     `totals` lists (table, sum of weights over the members).  Resent until every range acked it; applied in order.
+    `save` is the number of the checkpoint whose cut lies right behind this close, 0 = none.
     """
 
     job: int
@@ -188,6 +199,7 @@ class Close(NamedTuple):
     clock: int
     members: tuple[tuple[int, int], ...]
     totals: tuple[tuple[int, float], ...]
+    save: int = 0
 
 
 class CloseAck(NamedTuple):
@@ -216,3 +228,34 @@ class RosterAck(NamedTuple):
     token: int
     number: int
     ranges: tuple[int, ...]
+
+
+class WriteAsk(NamedTuple):
+    """The keeper of the clock to a server: write your ranges' files of checkpoint `number`.  Answered by Wrote, for each range.
+
+    `kept` is the newest one that is kept: what has not changed since need not be written.  `fuzzy`: the cut is now.
+    """
+
+    job: int
+    epoch: int
+    token: int
+    number: int
+    kept: int
+    fuzzy: bool
+
+
+class Wrote(NamedTuple):
+    """What became of a range's file: bytes, crc32 and the numbers of the checkpoints that it refers to; or the `problem`.
+
+    `nbytes` 0 without a problem: the cut is made, and the file is still being written.
+    """
+
+    job: int
+    range: int
+    epoch: int
+    token: int
+    number: int
+    nbytes: int
+    crc: int
+    refers: tuple[int, ...]
+    problem: str

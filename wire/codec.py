@@ -143,6 +143,9 @@ SHAPES: tuple[Shape, ...] = (
     _shape(33, m.NextAsk),
     _shape(34, m.NextTold, a="piece", b="turn"),
     _shape(35, m.Twins),
+    _shape(36, m.SaveAsk, a="after"),
+    _shape(37, m.WriteAsk, a="number", b="kept"),
+    _shape(38, m.Wrote, a="number", b="nbytes"),
     _shape(40, m.Register),
     _shape(41, m.Registered),
     _shape(42, m.Beat),
@@ -160,6 +163,7 @@ SHAPES: tuple[Shape, ...] = (
     _shape(54, m.AdminTold, a="code"),
     _shape(55, m.SeatAsk),
     _shape(56, m.NotLeader),
+    _shape(57, m.SaveEnd, a="number", b="clock"),
 )
 _BY_CLASS = {shape.cls: shape for shape in SHAPES}
 _BY_TYPE = {shape.number: shape for shape in SHAPES}

@@ -127,6 +127,20 @@ class SeatAsk(NamedTuple):
     reason: str
 
 
+class SaveEnd(NamedTuple):
+    """From the keeper of a job's clock: checkpoint `number` of `clock` is whole in `place`; or why it came to nothing.
+
+    Answered by Done: 0 = stored, so that it is kept.
+    """
+
+    request: int
+    job: int
+    number: int
+    clock: int
+    place: str
+    problem: str
+
+
 class NotLeader(NamedTuple):
     """A master that does not lead: ask `leader` ("" = it knows none), which leads since `term`."""
 
@@ -135,7 +149,7 @@ class NotLeader(NamedTuple):
 
 
 class Done(NamedTuple):
-    """Answer to JobEnd, NodeExit and SeatAsk; code 0 = carried out.  To a NodeExit `text` says what follows for ranges, "" = nothing."""
+    """Answer to JobEnd, NodeExit, SeatAsk and SaveEnd; code 0 = carried out.  To a NodeExit `text` says what follows for ranges, "" = nothing."""
 
     request: int
     code: int

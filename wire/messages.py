@@ -32,11 +32,14 @@ from .clocks import NextAsk as NextAsk
 from .clocks import NextTold as NextTold
 from .clocks import Roster as Roster
 from .clocks import RosterAck as RosterAck
+from .clocks import SaveAsk as SaveAsk
 from .clocks import Standing as Standing
 from .clocks import StandingAsk as StandingAsk
 from .clocks import StopAsk as StopAsk
 from .clocks import Tick as Tick
 from .clocks import Twins as Twins
+from .clocks import WriteAsk as WriteAsk
+from .clocks import Wrote as Wrote
 from .control import Admin as Admin
 from .control import AdminTold as AdminTold
 from .control import AttachAsk as AttachAsk
@@ -53,6 +56,7 @@ from .control import NodeExit as NodeExit
 from .control import NotLeader as NotLeader
 from .control import Register as Register
 from .control import Registered as Registered
+from .control import SaveEnd as SaveEnd
 from .control import SeatAsk as SeatAsk
 from .copies import CopyAsk as CopyAsk
 from .copies import CopyTold as CopyTold
@@ -295,8 +299,8 @@ Message = Union[
     Push, PushAck, Partial, LastAsk, LastTold, Init, InitAck, Pull, PullAt, Scan, Scanned, Values, Nack, Refuse, Join, Tick, Leave,
     StandingAsk, Standing, StopAsk, NextAsk, NextTold, Twins, ClaimAsk, ClaimTold, InitDone, Close, CloseAck, Roster, RosterAck, Register, Registered, Beat, BeatAck, JobAsk, JobTold,
     AttachAsk, AttachTold, MapAsk, MapTold, JobEnd, NodeExit, Done, Admin, AdminTold, SeatAsk, NotLeader,
-    Replicate, Held, Sync, CopyAsk, CopyTold,
+    Replicate, Held, Sync, CopyAsk, CopyTold, SaveAsk, WriteAsk, Wrote, SaveEnd,
 ]  # fmt: skip
 
 #: What a range's log holds: whatever changes its numbers, its streams or, in the clock's range, its clock.
-ENTRIES = frozenset({Push, Init, Close, Roster, Join, Tick, Leave, StopAsk, NextAsk, ClaimAsk, InitDone, CloseAck})
+ENTRIES = frozenset({Push, Init, Close, Roster, Join, Tick, Leave, StopAsk, NextAsk, ClaimAsk, InitDone, CloseAck, SaveAsk})
