@@ -7,7 +7,7 @@ message as it was received: each copy makes the same of it.  Knows neither who h
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -17,7 +17,8 @@ from .contents import Load, Room
 class Entry(NamedTuple):
     """`version` is its position, `origin` the node that sent its message; `upto` counts the log's bytes to its end.
 
-    `load` is what was read of the message when the range stood at `seen`, for whoever need not read it again.
+    `made` is the epoch in which it was appended first: (version, made) never name two entries, since an epoch has one
+    primary, which gives a position once.  `load` is what was read of the message when the range stood at `seen`, for whoever need not read it again.
     """
 
     version: int
@@ -25,6 +26,7 @@ class Entry(NamedTuple):
     message: Any
     nbytes: int
     upto: int
+    made: int = 0
     load: Load | None = None
     room: Room | None = None
     seen: int = -1
@@ -40,10 +42,12 @@ class Log:
         self.applied = start
         self.written = 0  # bytes of all entries that were ever here
 
-    def append(self, origin: str, message: Any, nbytes: int, load: Load | None = None, room: Room | None = None, seen: int = -1) -> Entry:
+    def append(
+        self, origin: str, message: Any, nbytes: int, made: int = 0, load: Load | None = None, room: Room | None = None, seen: int = -1
+    ) -> Entry:
         self.last += 1
         self.written += nbytes
-        entry = Entry(self.last, origin, message, nbytes, self.written, load, room, seen)
+        entry = Entry(self.last, origin, message, nbytes, self.written, made, load, room, seen)
         self.entries.append(entry)
         return entry
 
@@ -68,6 +72,24 @@ class Log:
         skip = version + 1 - self.entries[0].version
         assert skip >= 0, f"entries behind {version} are asked for, the first one here is {self.entries[0].version}"
         return islice(self.entries, skip, None)
+
+    def runs(self, version: int) -> tuple[tuple[int, int], ...]:
+        """(version, made) of the entries behind this one that were made in another epoch than the one before them."""
+        found: list[tuple[int, int]] = []
+        for entry in self.after(version):
+            if not found or found[-1][1] != entry.made:
+                found.append((entry.version, entry.made))
+        return tuple(found)
+
+    def same(self, commit: int, last: int, runs: Sequence[tuple[int, int]]) -> int:
+        """Up to where this log is that of a primary, of which everything up to `commit` is the same; see Sync."""
+        same = min(max(self.committed, commit), self.last)
+        for entry in self.after(same):
+            made = [made for version, made in runs if version <= entry.version]
+            if entry.version > last or not made or made[-1] != entry.made:
+                break
+            same = entry.version
+        return same
 
     def bytes_after(self, version: int) -> int:
         """Bytes of the entries behind this one that are still here."""

@@ -126,7 +126,7 @@ class Replica:
         if not isinstance(verdict, Taken):
             return False, verdict
         seen = self.range.version
-        entry = self.log.append(sender, message, payload_bytes(message), verdict.load, verdict.room, seen)
+        entry = self.log.append(sender, message, payload_bytes(message), self.seat.epoch, verdict.load, verdict.room, seen)
         return True, self._appended(entry, now_us)
 
     def on_clock(self, sender: str, message: Any, now_us: int) -> Effects:
@@ -138,7 +138,7 @@ class Replica:
         verdict = consider(self.clock, sender, message, now_us)
         if isinstance(verdict, list):
             return verdict
-        return self._appended(self.log.append(sender, verdict, 0), now_us)
+        return self._appended(self.log.append(sender, verdict, 0, self.seat.epoch), now_us)
 
     def _appended(self, entry: Entry, now_us: int) -> list[Any]:
         assert isinstance(self.part, Lead)
@@ -162,7 +162,7 @@ class Replica:
             return []
         told = m.CloseAck(self.seat.job, self.seat.epoch, self.seat.token, outbox.floor, ())
         outbox.told = outbox.floor
-        return self._appended(self.log.append(self.seat.name, told, 0), now_us)
+        return self._appended(self.log.append(self.seat.name, told, 0, self.seat.epoch), now_us)
 
     # -- messages of copies
 

@@ -1,6 +1,7 @@
 """A backup of one range: holds exactly what the primary of its epoch has ordered, and says how far that goes.
 
-Before it has heard the primary's Sync it takes nothing: what it holds beyond the commit may be another primary's.  Knows
+Before it has heard the primary's Sync it takes nothing: what it holds may be of another primary, which this one never
+heard of.  It forgets no more than that: what both hold may be committed, by a primary that nobody hears any more.  Knows
 neither what an entry means nor when it is applied.
 """
 
@@ -34,7 +35,7 @@ class Follow:
             if sync.last < log.committed:
                 raise BrokenCopy(f"{log.committed} entries are committed, and the primary {sender} has {sync.last}")
             self.synced = True
-            log.cut(max(log.committed, min(sync.commit, log.last)))
+            log.cut(log.same(sync.commit, sync.last, sync.runs))
             log.commit(min(sync.commit, log.last))
         return [self._held(sender)]
 
@@ -46,7 +47,7 @@ class Follow:
         effects: list[Any] = []
         if told.version:
             if told.version == log.last + 1:
-                log.append(told.origin, told.entry, payload_bytes(told.entry))
+                log.append(told.origin, told.entry, payload_bytes(told.entry), told.made)
             if told.version <= log.last:
                 effects.append(self._held(sender))
         log.commit(min(told.commit, log.last))

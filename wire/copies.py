@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 class Replicate(NamedTuple):
     """Primary to backup and learner: entry `version` of the log, and how far the log is committed.
 
-    `origin` is the node that sent `entry` to the primary.  Version 0 = no entry, only news of `commit`.  `mark` is
+    `origin` is the node that sent `entry` to the primary, `made` the epoch in which its place was given to it: the two
+    numbers (version, made) never name two entries.  Version 0 = no entry, only news of `commit`.  `mark` is
     (version, digest of the primary at that version), (0, 0) = none: a copy that has another digest there is no copy.
     """
 
@@ -21,6 +22,7 @@ class Replicate(NamedTuple):
     token: int
     version: int
     commit: int
+    made: int
     origin: str
     mark: tuple[int, int]
     entry: Any
@@ -39,8 +41,8 @@ class Held(NamedTuple):
 class Sync(NamedTuple):
     """The primary of a new epoch: my log ends with `last`, and is committed up to `commit`, as far as I know.
 
-    Forget what you hold beyond `commit`, unless you know yourself that it is committed: it may be another's than mine.
-    Then say what you hold; what you lack follows.
+    `runs` lists (version, made) where entries behind `commit` begin that were made in one epoch.  Forget what you hold from
+    the first one on that is another than mine, and what lies beyond `last`; then say what you hold.  What you lack follows.
     """
 
     job: int
@@ -49,6 +51,7 @@ class Sync(NamedTuple):
     token: int
     last: int
     commit: int
+    runs: tuple[tuple[int, int], ...]
 
 
 class CopyAsk(NamedTuple):

@@ -85,7 +85,7 @@ def test_the_layout_of_a_push_is_the_one_that_the_page_draws() -> None:
 # -- log entries
 
 PUSH = m.Push(1, 2, 3, 4, 5, (m.Component(0, 1, 1, 0, 0, 1.0),), (m.Segment(0, 0, 4, 1),), (bytes(16),))
-ENTRY = m.Replicate(1, 2, 3, 4, 9, 8, "a0.1", (7, 6), PUSH)
+ENTRY = m.Replicate(1, 2, 3, 4, 9, 8, 2, "a0.1", (7, 6), PUSH)
 
 
 def test_a_log_entry_carries_the_push_by_reference() -> None:
