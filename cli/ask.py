@@ -15,15 +15,16 @@ from ..launch.reach import admin_trust
 from ..runtime.node import node_name
 from ..runtime.sockets import call_with_keys
 from ..wire import codec
-from ..wire.messages import Admin, AdminTold
+from ..wire.messages import Admin, AdminTold, NotLeader
 
 RESEND_S = 0.5
+UNDECIDED_S = 5.0  # a takeover is over by then
 WAIT_SAID_S = 10.0
 WAIT_S_MAX = 30.0  # a master that is started again needs a second or two
 
 
 class Asker:
-    """A connection to the master.  `ask` gives a document or raises `RequestError` (the master's own words)."""
+    """A connection to the masters.  `ask` gives a document or raises `RequestError` (the leading master's own words)."""
 
     def __init__(self, cluster: ClusterFile) -> None:
         self.cluster = cluster
@@ -57,10 +58,12 @@ class Asker:
         """Sent again until it is answered: every verb of the master may be repeated."""
         self._request += 1
         frames = codec.encode(Admin(self._request, verb, arguments))
-        start = time.monotonic()
+        start = led = time.monotonic()
         said = False
         while True:
             waited_s = time.monotonic() - start
+            if time.monotonic() - led > UNDECIDED_S:
+                raise WorldError(self._undecided())
             if waited_s > WAIT_S_MAX:
                 raise WorldError(
                     f"the master of cluster {self.cluster.name} has not answered for {waited_s:.0f} s{self._keys}; "
@@ -69,9 +72,12 @@ class Asker:
             if waited_s > WAIT_SAID_S and not said:
                 said = True
                 print(f"plugml: waiting for the master of cluster {self.cluster.name} to answer", file=sys.stderr)
-            if self._socket.poll(int(1000 * RESEND_S), zmq.POLLOUT):
-                self._socket.send_multipart(frames)
-            told = self._answer(RESEND_S)
+            for _ in self.cluster.masters:  # one to each: the socket takes them in turn
+                if self._socket.poll(int(1000 * RESEND_S), zmq.POLLOUT):
+                    self._socket.send_multipart(frames)
+            told, leaders = self._answer(RESEND_S)
+            if leaders != {""}:  # somebody leads, or nobody has said that nobody does
+                led = time.monotonic()
             if told is None:
                 continue
             if told.code != Code.OK:
@@ -89,8 +95,16 @@ class Asker:
             after = whole.pop("next", -1)
         return whole
 
-    def _answer(self, limit_s: float) -> AdminTold | None:
-        """The answer to the newest question, if it comes in time; older and foolish ones are dropped."""
+    def _undecided(self) -> str:
+        return (
+            f"the masters of cluster {self.cluster.name} cannot decide: none of {', '.join(self.cluster.masters)} leads, for their etcd does not "
+            "say what it has stored (are most of its members down?). Training goes on; jobs and workers wait to be admitted, and no death is noticed, "
+            f"until it is back. Their logs are in {self.cluster.logs}"
+        )
+
+    def _answer(self, limit_s: float) -> tuple[AdminTold | None, set[str]]:
+        """The answer to the newest question, if it comes in time, and who leads in the words of those who do not; the rest is dropped."""
+        leaders: set[str] = set()
         end = time.monotonic() + limit_s
         while self._socket.poll(max(0, int(1000 * (end - time.monotonic())))):
             frames = self._socket.recv_multipart()
@@ -99,5 +113,7 @@ class Asker:
             except PeerError:
                 continue
             if isinstance(message, AdminTold) and message.request == self._request:
-                return message
-        return None
+                return message, leaders
+            if isinstance(message, NotLeader):
+                leaders.add(message.leader)
+        return None, leaders

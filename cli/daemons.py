@@ -54,8 +54,13 @@ def _options(role: str, id_: str) -> Callable[[F], F]:
 @click.command(epilog="\b\nExamples:\n  plugml master --cluster lab --servers 2\n\n" + FOOT)
 @_options("master", "m0")
 @click.option("--servers", default=1, show_default=True, metavar="N", type=click.IntRange(0), help="The first job waits a while for N servers.")
-def master(id_: str, supervised: bool, log: str, verbose: bool, servers: int, **where: Any) -> int:
-    """Run a master: it decides who owns what, and is never in the way of data."""
+@click.option("--copies", default=0, metavar="N", type=click.IntRange(0, 3), help="Copies of each range of jobs that do not say (default: 2 where there are two servers).")
+@click.option("--store", default="sqlite", show_default=True, metavar="WHERE", help="Where the state lies: a file in --state, or etcd://HOST:PORT,HOST:PORT (or /PATH/OF/SOCKET), which several masters share.")
+def master(id_: str, supervised: bool, log: str, verbose: bool, servers: int, copies: int, store: str, **where: Any) -> int:
+    """Run a master: it decides who owns what, and is never in the way of data.
+
+    Several masters of a cluster share an etcd (--store); one of them leads.
+    """
     from ..launch import discovery, reach
     from ..master.main import run_master
     from ..runtime.log import LogFile
@@ -74,8 +79,9 @@ def master(id_: str, supervised: bool, log: str, verbose: bool, servers: int, **
                 hold.publish()
             lines = LogFile(id_, log, verbose)
             return run_master(
-                id_, cluster=cluster.name, endpoint=endpoint, state=cluster.state, servers=servers, log=lines, trust=trust
-            )
+                id_, cluster=cluster.name, endpoint=endpoint, state=cluster.state, servers=servers, copies=copies, store=store, log=lines,
+                trust=trust,
+            )  # fmt: skip
         finally:
             if hold is not None:
                 hold.withdraw()

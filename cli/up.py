@@ -28,11 +28,14 @@ WAIT_SAID_S = 10.0
 Examples:
   plugml up                      in the foreground; Ctrl-C takes it down
   plugml up -d --servers 4       in the background, once it is ready
+  plugml up -d --servers 4 --masters 3 --copies 2     any master, and any server, may die
   plugml up -d --name lab && plugml run --cluster lab -n 4 -- ./trainer
 """)
 @click.option("-d", "--detach", is_flag=True, help="Return when it is ready; it runs on in the background.")
 @click.option("--name", default="", metavar="NAME", help="The cluster's name (default user-host-6hex).")
 @click.option("--servers", default=2, show_default=True, metavar="N", type=click.IntRange(1, 1000), help="How many servers.")
+@click.option("--masters", default=1, show_default=True, metavar="N", type=int, help="1, or 3 or 5 that take over from each other; they need the program etcd.")
+@click.option("--copies", default=0, metavar="N", type=click.IntRange(0, 3), help="Copies of every part of a model, of jobs that do not say (default: 2 where there are two servers).")
 @click.option("--root", type=click.Path(), default=None, metavar="DIR", help="Directory in memory for channels and sockets.")
 @click.option("--state", type=click.Path(), default=None, metavar="DIR", help="Directory for what the master must not forget, and logs.")
 @click.option("--allow-disk", is_flag=True, help="Accept a root that is not in memory (slow).")
@@ -40,10 +43,10 @@ Examples:
 @click.option("--detached", is_flag=True, hidden=True)
 @json_option
 def up(
-    detach: bool, name: str, servers: int, root: str | None, state: str | None, allow_disk: bool, verbose: bool,
-    detached: bool, as_json: bool,
+    detach: bool, name: str, servers: int, masters: int, copies: int, root: str | None, state: str | None, allow_disk: bool,
+    verbose: bool, detached: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    """Start a cluster on this host: a master, servers and an agent, watched and started again when they die.
+    """Start a cluster on this host: masters, servers and an agent, watched and started again when they die.
 
     It is found by name, by PLUGML_CLUSTER, or because it is the only one.
     """
@@ -53,13 +56,33 @@ def up(
     file, note = discovery.places(name, Path(root) if root else None, Path(state) if state else None, os.environ)
     if note:
         _say(note)
+    file = _with_masters(file, masters, copies, servers)
     discovery.clear_dead_runs(os.environ)
     if detach:
-        return _in_background(file, servers, allow_disk, verbose, as_json)
-    return _keep(file, servers, allow_disk, verbose, detached, as_json)
+        return _in_background(file, servers, copies, allow_disk, verbose, as_json)
+    return _keep(file, servers, copies, allow_disk, verbose, detached, as_json)
 
 
-def _keep(file: ClusterFile, servers: int, allow_disk: bool, verbose: bool, detached: bool, as_json: bool) -> int:
+def _with_masters(file: ClusterFile, masters: int, copies: int, servers: int) -> ClusterFile:
+    """The file with all masters.  Raises `UsageError` for what cannot be, and where the state that is there is of other masters."""
+    from ..core.errors import UsageError
+    from ..launch import daemon, etcd
+
+    if copies > servers:
+        raise UsageError(f"--copies {copies}, but --servers {servers}: each copy of a range lies on a server of its own")
+    etcd.check_masters(masters)
+    if masters > 1:
+        daemon.etcd_program(os.environ)
+    there = daemon.masters_before(file)
+    if there not in (0, masters):
+        raise UsageError(
+            f"the state of cluster {file.name} in {file.state} is that of {there} master{'s' * (there != 1)}: say --masters {there}, take another "
+            f"--name, or forget it by `plugml down {file.name} --purge`"
+        )
+    return file._replace(masters={f"m{number}": file.endpoint(f"m{number}") for number in range(masters)})
+
+
+def _keep(file: ClusterFile, servers: int, copies: int, allow_disk: bool, verbose: bool, detached: bool, as_json: bool) -> int:
     """Run the cluster until we are told to end, or it cannot go on."""
     import uvloop
 
@@ -72,7 +95,7 @@ def _keep(file: ClusterFile, servers: int, allow_disk: bool, verbose: bool, deta
     asyncio.set_event_loop(loop)
     speaker = Speaker()
     cluster = LocalCluster(
-        loop, file, os.environ, servers=servers, allow_disk=allow_disk, verbose=verbose, say=lambda text: speaker.say(text)
+        loop, file, os.environ, servers=servers, copies=copies, allow_disk=allow_disk, verbose=verbose, say=lambda text: speaker.say(text)
     )
     end: asyncio.Future[int] = loop.create_future()
 
@@ -142,16 +165,18 @@ def _announce(file: ClusterFile, servers: int, as_json: bool) -> None:
     if as_json:
         click.echo(file.to_text(), nl=False)
     else:
-        click.echo(f"cluster {file.name} is up: master m0, {servers} server{'s' * (servers != 1)}, agent a0 (plugml status)")
+        one = len(file.masters) == 1
+        masters = "master m0" if one else f"masters {', '.join(file.masters)} with an etcd of {len(file.masters)} members"
+        click.echo(f"cluster {file.name} is up: {masters}, {servers} server{'s' * (servers != 1)}, agent a0 (plugml status)")
 
 
-def _in_background(file: ClusterFile, servers: int, allow_disk: bool, verbose: bool, as_json: bool) -> int:
+def _in_background(file: ClusterFile, servers: int, copies: int, allow_disk: bool, verbose: bool, as_json: bool) -> int:
     """Start `up` in a session of its own and wait until it says that it is ready; its complaints come through till then."""
     from ..launch.daemon import python_path
     from ..launch.discovery import named
 
     words = [sys.executable, "-P", "-m", "plugml", "up", "--detached", "--name", file.name, "--servers", str(servers)]
-    words += ["--root", str(file.root), "--state", str(file.state)]
+    words += ["--masters", str(len(file.masters)), "--copies", str(copies), "--root", str(file.root), "--state", str(file.state)]
     words += ["--allow-disk"] * allow_disk + ["-v"] * verbose
     environment = {**os.environ, **python_path(os.environ)}
     process = subprocess.Popen(

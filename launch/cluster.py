@@ -1,4 +1,4 @@
-"""A cluster on this host: master, servers and agent as our children, started, watched, restarted and taken down.
+"""A cluster on this host: masters (with their etcd), servers and agent as our children, started, watched, restarted and taken down.
 
     LocalCluster   a standing one (`plugml up`) or a private one (`plugml run`)
     Report         tells the master at once who has ended
@@ -13,6 +13,7 @@ import asyncio
 import os
 import shutil
 import socket
+import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -25,8 +26,8 @@ from ..runtime.output import Piece
 from ..runtime.process import Child, Exit, spawn
 from ..shm_protocol.root import prepare_root
 from ..wire.messages import Done, Message, NodeExit
-from . import discovery
-from .daemon import FROM_OUTSIDE, Daemon, command, environment
+from . import discovery, etcd
+from .daemon import ETCD, FROM_OUTSIDE, RARELY_US, Daemon, command, environment
 from .discovery import ClusterFile
 from .keeper import end_keepers
 from .reach import admin_trust
@@ -35,12 +36,13 @@ GRACE_S = 5.0  # for a child that was told to end
 FOLLOWS_S = 1.0  # a server's end is told without what follows from it when no master has said that by then
 WAIT_SAID_S = 10.0  # a wait says after this what it waits for
 NOTIFY_BYTES_MAX = 4096
+CREDENTIALS = struct.Struct("iII")  # pid, uid, gid of a sender
 
 Say = Callable[[str], None]
 
 
 class LocalCluster:
-    """`servers` servers, a master and an agent, all children of this process.
+    """The masters that `file` names (several with an etcd member each), `servers` servers and an agent, all children of this process.
 
     `start` returns at once; `wait_ready` waits.  `stop` leaves nothing: no process, no socket, no root (and with
     `private` no state either; `keep_logs` is a directory that then gets the logs if one of the processes failed).
@@ -54,6 +56,7 @@ class LocalCluster:
         environ: Mapping[str, str],
         *,
         servers: int = 2,
+        copies: int = 0,
         private: bool = False,
         keep_logs: Path | None = None,
         allow_disk: bool = False,
@@ -66,12 +69,14 @@ class LocalCluster:
         self.file = file._replace(pid=os.getpid(), keeper="run" if private else "up")
         #: Called with a sentence, and whether the cluster cannot go on.
         self.on_news: Callable[[str, bool], None] = lambda text, fatal: self._say(text)
-        self.daemons = [Daemon("master", "m0")]
+        self.daemons = [Daemon(ETCD, id_) for id_ in etcd.members(len(file.masters))]
+        self.daemons += [Daemon("master", id_) for id_ in file.masters]
         self.daemons += [Daemon("server", f"s{number}") for number in range(servers)]
         self.daemons.append(Daemon("agent", "a0"))
         self.ready: asyncio.Future[None] = loop.create_future()
         self._environ = environ
         self._servers = servers
+        self._copies = copies
         self._private = private
         self._keep_logs = keep_logs
         self._failed = False  # a process of ours ended by itself
@@ -104,6 +109,8 @@ class LocalCluster:
                 self._say(warning)
             discovery.make_private(self.root / "ipc")
             self._hold.publish()
+            if len(self.file.masters) > 1:
+                discovery.make_private(self.file.state / etcd.DIRECTORY)
             self._notify = self._listen()
             self._report = Report(self.loop, self.file.masters, self._limits, admin_trust(self.file, {}))
             for daemon in self.daemons:
@@ -129,11 +136,14 @@ class LocalCluster:
     def _spawn(self, daemon: Daemon) -> None:
         daemon.started_us = now_us()
         log = self.file.logs / f"{daemon.id}.log"
+        for path in etcd.sockets(self.file, daemon.id) if daemon.role == ETCD else ():
+            path.unlink(missing_ok=True)
         daemon.child = spawn(
             self.loop,
-            command(daemon, self.file, log, self._servers, self._allow_disk, self._verbose),
+            command(daemon, self.file, log, self._servers, self._allow_disk, self._verbose, self._copies),
             env=environment(self._environ, self.root / "ipc" / "notify"),
-            cwd="/",  # no file system is kept busy, and no module of the user's directory is imported
+            # No file system is kept busy, and no module of the user's directory is imported.
+            cwd="/" if daemon.role != ETCD else str(etcd.home(self.file)),
             on_exit=lambda exit_: self._exited(daemon, exit_),
             on_stderr_piece=lambda piece: self._overheard(daemon, piece),
         )
@@ -141,10 +151,11 @@ class LocalCluster:
     # -- what children say --------------------------------------------------------------------------------------------
 
     def _listen(self) -> socket.socket:
-        """The address that children know as NOTIFY_SOCKET, the same words as for systemd."""
+        """The address that children know as NOTIFY_SOCKET, the same words as for systemd.  The kernel says who speaks."""
         path = self.root / "ipc" / "notify"
         path.unlink(missing_ok=True)
         channel = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        channel.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         channel.bind(os.fspath(path))
         self.loop.add_reader(channel.fileno(), self._notified)
         return channel
@@ -152,12 +163,13 @@ class LocalCluster:
     def _notified(self) -> None:
         while self._notify is not None:
             try:
-                text = self._notify.recv(NOTIFY_BYTES_MAX).decode(errors="replace")
+                text, credentials, *_ = self._notify.recvmsg(NOTIFY_BYTES_MAX, socket.CMSG_SPACE(CREDENTIALS.size))
             except BlockingIOError:
                 return
-            fields = dict(line.partition("=")[::2] for line in text.splitlines())
+            pid = CREDENTIALS.unpack(credentials[0][2])[0] if credentials else 0
+            fields = dict(line.partition("=")[::2] for line in text.decode(errors="replace").splitlines())
             for daemon in self.daemons:
-                if daemon.child is not None and str(daemon.child.pid) == fields.get("MAINPID"):
+                if daemon.child is not None and daemon.child.pid == pid:
                     daemon.node = fields.get("X_PLUGML_NODE", daemon.node)
                     daemon.served |= fields.get("X_PLUGML_SERVED") == "1"
                     if fields.get("READY") == "1":
@@ -168,7 +180,7 @@ class LocalCluster:
         daemon.farewell()
         if daemon.lost:
             daemon.lost = False
-            self.on_news(f"{daemon.title} is back" + (f" as {daemon.node}" if daemon.node != daemon.id else ""), False)
+            self.on_news(f"{daemon.title} is back" + (f" as {daemon.node}" if daemon.node not in ("", daemon.id) else ""), False)
         if all(other.ready for other in self.daemons) and not self.ready.done():
             self.ready.set_result(None)
 
@@ -181,8 +193,7 @@ class LocalCluster:
     def _exited(self, daemon: Daemon, exit_: Exit) -> None:
         child, daemon.child = daemon.child, None
         if self._stopping:
-            if not any(other.child for other in self.daemons):
-                self._ended.set()
+            self._ended.set()
             return
 
         self._failed = self._failed or exit_.signum not in FROM_OUTSIDE
@@ -190,6 +201,8 @@ class LocalCluster:
         node, daemon.node = daemon.node, ""
         daemon.ready, daemon.served, daemon.lost = False, False, True
         words = f"{daemon.title} ended ({exit_})" + self._last_words(child)
+        if wait_us is None and any(other.ready and other.role == daemon.role for other in self.daemons):
+            wait_us = RARELY_US  # the others do without it
         if wait_us is None or (not self.ready.done() and not exit_.signum):
             self._give_up(words)
             return
@@ -245,10 +258,14 @@ class LocalCluster:
         for daemon in self.daemons:
             if daemon.timer is not None:
                 daemon.timer.cancel()
-            if daemon.child is not None:
-                daemon.child.stop(GRACE_S)
-        if any(daemon.child for daemon in self.daemons):
-            await self._ended.wait()
+        # The etcd goes last: masters say there that they end.
+        for group in ([d for d in self.daemons if d.role != ETCD], [d for d in self.daemons if d.role == ETCD]):
+            for daemon in group:
+                if daemon.child is not None:
+                    daemon.child.stop(GRACE_S)
+            while any(daemon.child for daemon in group):
+                self._ended.clear()
+                await self._ended.wait()
         self._tidy()
 
     def _tidy(self) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import site
 import sys
@@ -14,18 +15,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..core.errors import UsageError
 from ..runtime.process import Child
+from . import etcd
 from .discovery import ClusterFile
 
 SECOND = 1_000_000
 FIRST_WAIT_US, LONGEST_WAIT_US = 100_000, 5 * SECOND
+RARELY_US = 60 * SECOND  # from one start to the next of a daemon that does not get well, where others of its kind run
 HEALTHY_US = 10 * SECOND  # who lived so long has not died of its start
 FAILURES_MAX = 5  # in a row, of a process that never got ready
 IDLE_FAILURES_MAX = 20  # in a row, of one that got ready and then served nobody
 #: By these somebody ends a process that may be as sound as can be.
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-#: The variables of ours that a daemon may see; those of a channel would make it a worker.
-OURS = ("PLUGML_CHECK",)
+#: The variables of ours, and of etcd, that a daemon may see; those of a channel would make it a worker.
+OURS = ("PLUGML_CHECK", "ETCD_UNSUPPORTED_ARCH")
+ETCD = "etcd"  # the role of a member
 
 
 class Patience:
@@ -64,7 +69,7 @@ class Patience:
 
 @dataclass(slots=True)
 class Daemon:
-    """Master, server or agent, whatever incarnation of it runs."""
+    """Master, server, agent or a member of the masters' etcd, whatever incarnation of it runs."""
 
     role: str
     id: str
@@ -83,20 +88,40 @@ class Daemon:
         return f"{self.role} {self.id}"
 
 
-def command(daemon: Daemon, file: ClusterFile, log: Path, servers: int, allow_disk: bool, verbose: bool) -> list[str]:
+def command(
+    daemon: Daemon, file: ClusterFile, log: Path, servers: int, allow_disk: bool, verbose: bool, copies: int = 0
+) -> list[str]:
     """-P: no module of the working directory takes the place of one of ours."""
+    if daemon.role == ETCD:
+        return etcd.command(etcd_program(os.environ), daemon.id, file, log)
     words = [sys.executable, "-P", "-m", "plugml", daemon.role, "--id", daemon.id, "--cluster", file.name]
     words += ["--root", str(file.root), "--state", str(file.state), "--log", str(log), "--supervised"]
     if daemon.role == "master":
-        words += ["--servers", str(servers)]
+        words += ["--servers", str(servers)] + ["--copies", str(copies)] * bool(copies)
+        store = etcd.store_of(file)
+        words += ["--store", store] * bool(store)
     if daemon.role == "agent" and allow_disk:
         words += ["--allow-disk"]
     return words + ["-v"] * verbose
 
 
+def etcd_program(environ: Mapping[str, str]) -> str:
+    """Raises `UsageError` where there is none."""
+    found = shutil.which(etcd.PROGRAM, path=environ.get("PATH"))
+    if found is None:
+        raise UsageError(etcd.MISSING)
+    return found
+
+
+def masters_before(file: ClusterFile) -> int:
+    """How many masters have left their state in the cluster's, 0 = none has."""
+    found = len(list((file.state / etcd.DIRECTORY).glob("e*")))
+    return found or int((file.state / "master.sqlite").exists())
+
+
 def environment(environ: Mapping[str, str], notify: Path) -> dict[str, str]:
-    """What a daemon sees: the user's variables without those that would make it a worker, and the supervisor's address."""
-    result = {key: value for key, value in environ.items() if not key.startswith("PLUGML_") or key in OURS}
+    """What a daemon sees: the user's variables without those that would make it a worker, or another etcd, and the supervisor's address."""
+    result = {key: value for key, value in environ.items() if not key.startswith(("PLUGML_", "ETCD_")) or key in OURS}
     result["NOTIFY_SOCKET"] = str(notify)
     # Daemons compute in threads of their own; a pool of BLAS threads in each would only be memory.
     for key in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):

@@ -46,6 +46,7 @@ class Sight(NamedTuple):
     servers: list[NodeRecord]  # that may be given ranges; none = wait
     gone: Callable[[str], bool]  # is that agent surely dead?
     size: Callable[[State], int]  # bytes of a state in the store
+    copies: int = 0  # of jobs that leave it open, 0 = 2 where there are two servers
 
 
 # -- nodes ------------------------------------------------------------------------------------------------------------
@@ -165,7 +166,7 @@ def _register(state: State, sender: str, ask: m.JobAsk, sight: Sight, limits: Li
     if not sight.servers:
         return Outcome(state, waits=True)
 
-    job = _placed(before.state, spec, sender, sight.servers, limits)
+    job = _placed(before.state, spec, sender, sight, limits)
     after = prune(before.state._replace(last=job.number).with_job(job), sight.size, limits)
     if sight.size(after) > limits.state_bytes_max:
         raise RequestError(Code.NOSPC, "the master's state is full: stop jobs with `plugml stop JOB`, or use fewer tables")
@@ -174,11 +175,12 @@ def _register(state: State, sender: str, ask: m.JobAsk, sight: Sight, limits: Li
     return Outcome(after, (*before.effects, log, told), (*before.maps, job.number))
 
 
-def _placed(state: State, spec: JobSpec, sender: str, servers: list[NodeRecord], limits: Limits) -> Job:
+def _placed(state: State, spec: JobSpec, sender: str, sight: Sight, limits: Limits) -> Job:
     """The new job with its blocks and seats.  Raises `RequestError` for one that no cluster could carry."""
     if sum(job.running for job in state.jobs.values()) >= limits.jobs_max:
         raise RequestError(Code.NOSPC, f"{limits.jobs_max} jobs are running: stop some with `plugml stop JOB`")
-    spec = spec.with_blocks(len(servers), limits).with_copies(len(servers))
+    servers = sight.servers
+    spec = spec.with_blocks(len(servers), limits).with_copies(len(servers), sight.copies)
     if spec.min_insync > len(servers):
         text = f"min_insync = {spec.min_insync} copies need as many servers, and {plural(len(servers), 'server')} can take some: start more"
         raise RequestError(Code.NOSERVER, f"job {spec.name!r}: {text}")

@@ -37,17 +37,19 @@ class MasterMachine:
 
     `name` is its id (masters are addressed by it), `incarnation` tells this process from the one before.  The first job
     waits up to `settle_us` for `servers_expected` servers, so that it is spread over all that were started with the master.
+    A job that leaves its number of copies open gets `copies` (0 = 2 where there are two servers).
     One of several masters has a machine for each of its reigns (see `rival`), with the `term` and the process's `numbers`.
     """
 
     def __init__(
         self, name: str, incarnation: str, cluster: str, limits: Limits = Limits(), servers_expected: int = 1,
-        term: int = 0, numbers: Iterator[int] | None = None,
+        copies: int = 0, term: int = 0, numbers: Iterator[int] | None = None,
     ) -> None:  # fmt: skip
         self.name = name
         self.cluster = cluster
         self.limits = limits
         self.servers_expected = servers_expected
+        self.copies = copies
         self.ledger = Ledger(f"{name}.{incarnation}", limits, term, numbers)
         self.members = Membership(limits, 0)
         self.started = False
@@ -261,7 +263,7 @@ class MasterMachine:
 
     def _register_job(self, state: State, sender: str, ask: m.JobAsk, now_us: int) -> Outcome:
         servers, why = self._placeable(now_us)
-        sight = decisions.Sight(servers, self._gone, self.ledger.packer.size)
+        sight = decisions.Sight(servers, self._gone, self.ledger.packer.size, self.copies)
         outcome = decisions.register(state, sender, ask, sight, self.limits)
         if not outcome.waits:
             self.waiting.pop(sender, None)

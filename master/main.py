@@ -27,6 +27,7 @@ def run_master(
     endpoint: str,
     state: Path,
     servers: int = 1,
+    copies: int = 0,
     store: str = SQLITE,
     log: LogFile | None = None,
     limits: Limits = Limits(),
@@ -35,16 +36,17 @@ def run_master(
     """Run master `id_` of `cluster` at `endpoint` until it is told to end; gives the exit code.
 
     `store` is "sqlite" (a file in the directory `state`, for a lone master) or the address of an etcd (`etcd://...`) that
-    it shares with others.  The first job waits a while for `servers` servers, see MasterMachine.
+    it shares with others.  The first job waits a while for `servers` servers, and jobs that leave it open get
+    `copies`, see MasterMachine.
     """
 
     def make(node: Node) -> MasterMachine | RivalMaster:
         incarnation = f"{node.draw(0, 0xFFFFFFFF):08x}"
         if store == SQLITE:
             StoreThreads(node, SqliteStore(state / DATABASE))
-            return MasterMachine(id_, incarnation, cluster, limits, servers)
+            return MasterMachine(id_, incarnation, cluster, limits, servers, copies)
         shared = EtcdStore(store, prefix_of(cluster))
-        machine = RivalMaster(id_, incarnation, node.network.endpoint, cluster, limits, servers)
+        machine = RivalMaster(id_, incarnation, node.network.endpoint, cluster, limits, servers, copies)
         StoreThreads(node, shared, lambda: resign(shared, machine))
         return machine
 

@@ -26,13 +26,14 @@ class RivalMaster:
     """Like MasterMachine, with `endpoint`: where it listens, for the others to know."""
 
     def __init__(
-        self, name: str, incarnation: str, endpoint: str, cluster: str, limits: Limits = Limits(), servers_expected: int = 1
+        self, name: str, incarnation: str, endpoint: str, cluster: str, limits: Limits = Limits(), servers_expected: int = 1, copies: int = 0
     ) -> None:
         self.name = name
         self.incarnation = incarnation
         self.cluster = cluster
         self.limits = limits
         self.servers_expected = servers_expected
+        self.copies = copies
         self.reigning: MasterMachine | None = None
         self._term = 0  # of the reign, 0 = none
         self._numbers = count(1)
@@ -86,7 +87,7 @@ class RivalMaster:
         self.reigning = None
         if self._term:
             self.reigning = MasterMachine(
-                self.name, self.incarnation, self.cluster, self.limits, self.servers_expected, self._term, self._numbers
+                self.name, self.incarnation, self.cluster, self.limits, self.servers_expected, self.copies, self._term, self._numbers
             )
             effects += self.reigning.on_time(now_us)
         return effects
