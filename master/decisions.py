@@ -88,7 +88,7 @@ def lose(state: State, name: str, why: str) -> Outcome:
 
 
 def _lost(job: Job, name: str, gone: int, why: str) -> Job:
-    """Nothing holds these ranges any more.  `on_lost` says what comes of it: only `stop` is carried out here."""
+    """Nothing holds these ranges any more: this run has ended, and whoever restores the job begins another one (section 9 of internals.md)."""
     which = "only" if job.spec.copies == 1 else "last"
     reason = f"server {node_id(name)} held the {which} copy of {plural(gone, 'range')} ({why})"
     if job.reason:

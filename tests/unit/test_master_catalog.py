@@ -15,7 +15,7 @@ from plugml.core.jobmap import RUNNING, pieces, ranges_used
 from plugml.core.jobmap import buckets as buckets_of
 from plugml.core.kinds import STATE_ARRAYS
 from plugml.core.table import DTYPES, TableSpec
-from plugml.master.catalog import Attachment, Job, NodeRecord, Packer, State, pack, unpack
+from plugml.master.catalog import CAUSES, Attachment, Job, Move, NodeRecord, Packer, Seat, State, pack, unpack
 from plugml.master.decisions import lose, prune
 from plugml.master.placement import place, table_places, too_many_blocks, weights_of
 from plugml.server.optimizers.base import working
@@ -70,9 +70,26 @@ def test_a_damaged_state_is_read_or_refused_but_never_breaks_the_master(data: st
         pass
 
 
-def test_a_full_cluster_fits_into_the_store() -> None:
-    state = a_state(jobs=200, servers=64)
-    assert len(pack(state)) < LIMITS.state_bytes_max
+@pytest.mark.parametrize("copies", [1, 2, 3])
+def test_a_full_cluster_fits_into_the_store(copies: int) -> None:
+    assert len(pack(a_state(jobs=200, servers=64, copies=copies))) < LIMITS.state_bytes_max
+    assert len(pack(a_state(jobs=LIMITS.jobs_max, servers=8, copies=copies))) < LIMITS.state_bytes_max
+
+
+def test_a_range_costs_the_store_a_few_bytes_whatever_has_become_of_it() -> None:
+    """Two copies of each of 256 ranges, each with an epoch of its own, some of them being filled, and moves to be done."""
+    state = a_state(jobs=1, servers=6, copies=2)
+    names = sorted(node.name for node in state.nodes.values())
+    pairs = [(a, b) for a in names for b in names if a != b]
+    seats = {n: Seat(1_000 + n, pairs[n % len(pairs)], n % 5, "", 0, CAUSES[n % len(CAUSES)]) for n in range(256)}
+    for n in range(0, 256, 50):
+        seats[n] = seats[n]._replace(learner=next(name for name in names if name not in seats[n].replicas), born=999)
+    moves = {n: (Move(seats[n].replicas[0], seats[n].learner),) for n in range(0, 256, 50)}
+    endpoints = {node.name: node.endpoint for node in state.nodes.values()}
+    job = state.jobs[1]._replace(seats=seats, endpoints=endpoints, moves=moves)
+    after = state._replace(jobs={1: job}, drained=("s1", "s9"))
+    assert unpack(pack(after)) == after
+    assert len(pack(after)) - len(pack(a_state(jobs=1, servers=6, copies=2))) < 256 * 12
 
 
 @settings(max_examples=100, deadline=None)
