@@ -15,7 +15,6 @@ on first values; pieces and twins have books of their own.  Refuses to know valu
 
 from __future__ import annotations
 
-import math
 from typing import Any
 from zlib import crc32
 
@@ -27,18 +26,18 @@ from ..core.kinds import WHOLE_OPTIMIZERS
 from ..core.limits import Limits
 from ..wire import messages as m
 from . import plain
+from .effects import SaveBegun
 from .members import Member, Members
 from .outbox import Outbox
+from .saves import Saves
 from .twins import Twins
+from .weights import Weights, checked_weights, read_ticks
 from .worklist import Worklist
 
 WAITING_MAX = 16
-WEIGHT_MAX = 2.0**53 * 4096
 
 #: Reasons of a Leave after which a worker's piece of input is done; after any other it comes back.
 DONE = ("bye", "finished")
-
-Weights = tuple[tuple[int, float], ...]
 
 
 class ClockMachine:
@@ -54,6 +53,8 @@ class ClockMachine:
         self.stop_clock = spec.stop_clock or -1  # all workers end when they have finished so many clocks; -1 = none is known
         self.work = Worklist(spec.pieces, spec.passes)
         self.twins = Twins()
+        self.saves = Saves(spec)
+        self._spec = spec
         self._asked_to_stop = False  # a rule has fired: nothing changes stop_clock any more
         self._limits = limits
         self._workers_max = limits.workers_max
@@ -101,9 +102,13 @@ class ClockMachine:
     def lead(self, now_us: int) -> list[Any]:
         """This copy was a backup, and everything that was decided before is known to it: bring it to all once more."""
         roster = self._roster() if self.members.number else None
+        self.saves.lead()
+        return self.notices() + self.outbox.lead(roster, self.epoch, self.token, now_us)
+
+    def notices(self) -> list[Any]:
+        """How the clock stands, to every agent."""
         notice = self._standing(None)
-        effects: list[Any] = [Send(agent, notice) for agent in self._agents]
-        return effects + self.outbox.lead(roster, self.epoch, self.token, now_us)
+        return [Send(agent, notice) for agent in self._agents]
 
     def on_time(self, now_us: int) -> list[Any]:
         if self.outbox.due_us is None or now_us < self.outbox.due_us:
@@ -132,8 +137,7 @@ class ClockMachine:
         return self._closes and clock >= self.outbox.floor + self._limits.closes_max
 
     def _on_tick(self, sender: str, tick: m.Tick) -> Member | m.Refuse:
-        """The worker has finished exactly its next clock.  Raises `PeerError`, and then nothing has changed."""
-        weights = self.weights(tick.weights)
+        """The worker has finished exactly its next clock.  Its weights were checked before the tick became an entry."""
         member = self._stream(sender, tick)
         if not isinstance(member, Member):
             return member
@@ -147,7 +151,7 @@ class ClockMachine:
             return self._refuse(tick, Code.SEQ, f"worker {tick.worker} has left at clock {member.end}")
 
         if self._closes:
-            self._ticks.setdefault(tick.clock, {})[tick.worker] = (tick.gen, weights)
+            self._ticks.setdefault(tick.clock, {})[tick.worker] = (tick.gen, tick.weights)
         self.members.finish(member)
         self._compare(member, tick)
         return member
@@ -189,6 +193,10 @@ class ClockMachine:
             end = self.members.farthest + 1
             self.stop_clock = end if self.stop_clock < 0 else min(end, self.stop_clock)
             self._news.append(Log("stopping", {"job": self.job, "clock": self.stop_clock, "reason": ask.reason}))
+        return self._standing(None)
+
+    def _on_save_ask(self, sender: str, ask: m.SaveAsk) -> m.Standing:
+        self.saves.ask(ask.after)
         return self._standing(None)
 
     def _on_next_ask(self, sender: str, ask: m.NextAsk) -> m.NextTold | m.Refuse | None:
@@ -267,18 +275,8 @@ class ClockMachine:
             self._claimer = None
 
     def weights(self, weights: tuple[Any, ...]) -> Weights:
-        """Raises `PeerError` for anything that is not (table, sum of weights) of each table at most once."""
-        known: set[int] = set()
-        for pair in weights:
-            if not isinstance(pair, tuple) or len(pair) != 2:
-                raise PeerError("a weight in a Tick is no pair")
-            table, weight = pair
-            if not isinstance(table, int) or not 0 <= table < self._tables or table in known:
-                raise PeerError(f"a weight in a Tick names table {table!r}")
-            if not isinstance(weight, (int, float)) or not math.isfinite(weight) or not 0.0 <= weight <= WEIGHT_MAX:
-                raise PeerError(f"a weight in a Tick is {weight!r}")
-            known.add(table)
-        return weights
+        """What a Tick says that its worker weighs.  Raises `PeerError`."""
+        return checked_weights(weights, self._tables)
 
     # -- closing
 
@@ -286,10 +284,13 @@ class ClockMachine:
         """Close every clock that all its members have finished.  A clock of which nobody is left is closed empty."""
         effects: list[Any] = []
         if not self._closes:
-            return effects
+            save = self.saves.due(self.members.slowest)
+            return [SaveBegun(self.job, save, self.members.slowest)] if save else []
         while self._done(self.closed):
-            effects += self.outbox.close(self._close(self.closed), now_us)
+            save = self.saves.due(self.closed + 1)
+            effects += self.outbox.close(self._close(self.closed, save), now_us)
             self.closed += 1
+            effects += [SaveBegun(self.job, save, self.closed)] if save else []
         return effects
 
     def _done(self, clock: int) -> bool:
@@ -298,14 +299,14 @@ class ClockMachine:
             return self.members.slowest > clock
         return clock in self._ticks
 
-    def _close(self, clock: int) -> m.Close:
+    def _close(self, clock: int, save: int) -> m.Close:
         ticks = self._ticks.pop(clock, {})
         totals: dict[int, float] = {}
         for worker in sorted(ticks):
             for table, weight in ticks[worker][1]:
                 totals[table] = totals.get(table, 0.0) + weight
         members = tuple((worker, ticks[worker][0]) for worker in sorted(ticks))
-        return m.Close(self.job, self.epoch, self.token, clock, members, tuple(sorted(totals.items())))
+        return m.Close(self.job, self.epoch, self.token, clock, members, tuple(sorted(totals.items())), save)
 
     # -- what is told
 
@@ -317,7 +318,7 @@ class ClockMachine:
         worker, gen, finished = (member.worker, member.gen, member.finished) if member else (m.NOBODY, 0, 0)
         return m.Standing(
             self.job, self.epoch, self.token, worker, gen, finished, self.members.slowest, self.closed, self.members.count,
-            self.initialised, self.stop_clock, self.members.waiting(WAITING_MAX), member.end if member else -1,
+            self.initialised, self.stop_clock, self.members.waiting(WAITING_MAX), member.end if member else -1, self.saves.told,
         )  # fmt: skip
 
     def _roster(self) -> m.Roster:
@@ -339,7 +340,7 @@ class ClockMachine:
         return {
             "closed": self.closed, "initialised": self.initialised, "stop_clock": self.stop_clock, "asked": self._asked_to_stop,
             "claim": self._claim, "claimer": self._claimer or (), "members": self.members.dump(), "work": self.work.dump(),
-            "twins": self.twins.dump(), "outbox": self.outbox.dump(),
+            "twins": self.twins.dump(), "outbox": self.outbox.dump(), "saves": self.saves.dump(),
             "ticks": self._sorted_ticks(),
         }  # fmt: skip
 
@@ -350,11 +351,12 @@ class ClockMachine:
         self.stop_clock, self._asked_to_stop = plain.signed(plain.field(meta, "stop_clock")), plain.flag(plain.field(meta, "asked"))
         claimer = plain.listed(plain.field(meta, "claimer"))
         self._claimer = plain.pair(claimer) if claimer else None
-        self._ticks = plain.once([(clock, self._read_ticks(some)) for clock, some in plain.records(plain.field(meta, "ticks"), plain.whole, plain.listed)])
+        self._ticks = plain.once([(clock, read_ticks(some, self._tables)) for clock, some in plain.records(plain.field(meta, "ticks"), plain.whole, plain.listed)])
         self.members.load(plain.field(meta, "members"))
         self.work.load(plain.field(meta, "work"))
         self.twins.load(plain.field(meta, "twins"))
         self.outbox.load(plain.field(meta, "outbox"), self.job, self.epoch, self.token)
+        self.saves.load(plain.field(meta, "saves"))
         self._count_agents()
         if self.outbox.decided != self.closed or any(clock < self.closed for clock in self._ticks):
             raise PeerError(f"a copy of the clock has {self.closed} clocks closed, and does not remember the last of them")
@@ -367,9 +369,18 @@ class ClockMachine:
     def _sorted_ticks(self) -> list[tuple[int, list[tuple[int, int, Weights]]]]:
         return [(clock, [(worker, *tick) for worker, tick in sorted(ticks.items())]) for clock, ticks in sorted(self._ticks.items())]
 
-    def _read_ticks(self, some: Any) -> dict[int, tuple[int, Weights]]:
-        rows = plain.records(some, plain.whole, plain.whole, plain.listed)
-        return plain.once([(worker, (gen, self.weights(tuple(map(tuple, map(plain.listed, weights)))))) for worker, gen, weights in rows])
+    def rewind(self, clocks: int) -> None:
+        """Loaded from a checkpoint whose cut lies behind so many closed clocks: all incarnations are over, and nothing is under way."""
+        if self._closes:
+            self.closed = clocks
+            self.outbox.rewind(clocks)
+        self.members.rewind(clocks if self._closes else -1)
+        self._ticks, self._claimer, self._asked_to_stop = {}, None, False
+        self.stop_clock = self._spec.stop_clock or -1
+        self.twins = Twins()
+        self.work.rewind()
+        self.saves.rewind(self._spec, clocks if self._closes else self.members.slowest)
+        self._count_agents()
 
     # -- what must always hold
 
@@ -390,6 +401,7 @@ class ClockMachine:
         state = (
             self.members.roster(), [member.finished for member in self.members.rows.values()], self.closed, self.initialised,
             self._claim, self._claimer, self._sorted_ticks(), self.stop_clock, self.work.state(),
+            self.saves.state(),
         )  # fmt: skip
         return crc32(repr(state).encode())
 
@@ -402,5 +414,6 @@ _HANDLERS: dict[type[Any], Any] = {
     m.ClaimAsk: ClockMachine._on_claim_ask,
     m.InitDone: ClockMachine._on_init_done,
     m.StopAsk: ClockMachine._on_stop_ask,
+    m.SaveAsk: ClockMachine._on_save_ask,
     m.NextAsk: ClockMachine._on_next_ask,
 }

@@ -188,6 +188,15 @@ class Filling:
         return self._dump
 
 
+def check_shapes(dump: Dump, layout: Layout) -> None:
+    """Whether it has the arrays that belong to it, and no others.  Raises `PeerError`."""
+    found = {name: Shape(array.dtype, array.shape) for name, array in dump.arrays.items()}
+    wanted = dict(layout)
+    for name in sorted(found.keys() | wanted.keys()):
+        if found.get(name) != wanted.get(name):
+            raise PeerError(f"its array {name!r} is not what its document says: {found.get(name)}, not {wanted.get(name)}")
+
+
 def unpacked(head: bytes | bytearray) -> Meta:
     """The document.  Raises `PeerError`."""
     try:

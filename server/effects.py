@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from ..core.job import JobSpec
+from .dump import Dump
+
 
 class JobFailed(NamedTuple):
     """A range cannot go on without storing what is no number.  The node reports it to the master."""
@@ -18,6 +21,23 @@ class Reached(NamedTuple):
     job: int
     range: int
     key: tuple[Any, int]
+
+
+class SaveBegun(NamedTuple):
+    """Checkpoint `number` of a job has begun, whose cut lies at `clock`.  The keeper of the clock carries it out."""
+
+    job: int
+    number: int
+    clock: int
+
+
+class Cut(NamedTuple):
+    """What a range holds at a checkpoint's cut; `dump` None: there was no memory for it."""
+
+    job: int
+    range: int
+    number: int
+    dump: Dump | None
 
 
 class AskSeat(NamedTuple):
@@ -43,3 +63,70 @@ class Warm(NamedTuple):
     """Rows can be kept from here on; or why they never can."""
 
     problem: str = ""
+
+
+class WriteRange(NamedTuple):
+    """Write a range's file of a checkpoint, beside the loop; what checkpoint `kept` has need not be written (0 = none).  -> RangeWritten"""
+
+    job: int
+    range: int
+    number: int
+    kept: int
+    spec: JobSpec
+    ring_ranges: int
+    dump: Dump
+
+
+class RangeWritten(NamedTuple):
+    """The file is on the disk, whole, or it is not there for the `problem`.  `refers`: numbers of checkpoints that it needs."""
+
+    job: int
+    range: int
+    number: int
+    nbytes: int
+    crc: int
+    refers: tuple[int, ...]
+    problem: str
+
+
+class ReadRange(NamedTuple):
+    """Read a range's file of the checkpoint in the directory `place`.  -> RangeRead"""
+
+    job: int
+    range: int
+    place: str
+    spec: JobSpec
+    ring_ranges: int
+
+
+class RangeRead(NamedTuple):
+    job: int
+    range: int
+    dump: Dump | None
+    problem: str
+
+
+class WriteManifest(NamedTuple):
+    """Complete a checkpoint in `root`: bytes and checksum of each range's file, and (number, range) of the earlier ones needed.  -> ManifestWritten"""
+
+    job: int
+    number: int
+    root: str
+    kept: int
+    document: dict[str, Any]
+    files: dict[int, tuple[int, int]]
+    earlier: tuple[tuple[int, int], ...]
+
+
+class ManifestWritten(NamedTuple):
+    job: int
+    number: int
+    problem: str
+
+
+class TidySaves(NamedTuple):
+    """Checkpoint `number` is kept: remove what is older than the newest `keep` and needed by none; keep 0: remove this one itself."""
+
+    root: str
+    number: int
+    keep: int

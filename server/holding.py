@@ -74,6 +74,14 @@ class Holding(NamedTuple):
         self._check_staged(facts.closed)
         return facts
 
+    def rewind(self, closed: int) -> None:
+        """From a checkpoint: incarnations are counted anew, and what they had under way is done again."""
+        self.staging.forget()
+        self.streams.rewind()
+        self.shares.number = 0
+        if self.clock is not None:
+            self.clock.rewind(closed)
+
     def forget(self) -> None:
         """Nothing is here any more, and memory is given back.  (Streams, shares and clock are the next load's to replace.)"""
         self.staging.forget()

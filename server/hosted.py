@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..core.clock import BSP
 from ..core.effects import Log
 from ..core.errors import Code
 from ..core.job import JobSpec
@@ -12,6 +13,7 @@ from ..core.jobmap import Assignment, Bucket, JobMap, Piece, buckets, pieces
 from ..core.limits import Limits
 from .clock import ClockMachine
 from .closing import Closings
+from .effects import ReadRange
 from .memory import Memory
 from .pool import Pool
 from .range import RangeMachine
@@ -47,6 +49,11 @@ class Hosted:
         return self.map.spec
 
     @property
+    def closes(self) -> bool:
+        """Whether the job's clocks are closed: a table of it is BSP."""
+        return any(self.spec.consistency_of(table).model == BSP for table in self.spec.tables)
+
+    @property
     def clock(self) -> ClockMachine | None:
         """The job's clock, if it is kept here: its range is led here."""
         replica = self.keeps
@@ -56,7 +63,7 @@ class Hosted:
     def keeps(self) -> Replica | None:
         """The range of the job's clock, if it is led here."""
         replica = self.replicas.get(self.clock_range)
-        return replica if replica is not None and replica.leads else None
+        return replica if replica is not None and (replica.leads or replica.cold) else None
 
     def adopt(self, new: JobMap, now_us: int) -> list[Any]:
         """Take a newer map: new copies start empty, those that this server has no part in any more are dropped."""
@@ -76,6 +83,8 @@ class Hosted:
         promoted = 0
         for number, item in mine.items():
             replica = self._replica(number, item)
+            if replica.cold and not replica.seat.epoch:
+                effects.append(ReadRange(self.number, number, new.spec.resume, new.spec, new.ring_ranges))
             followed = replica.seat.epoch > 0 and not replica.leads
             effects += replica.adopt(item, new.token, now_us)
             promoted += followed and replica.leads
@@ -101,6 +110,7 @@ class Hosted:
                 self.pool, self._limits, 0, 0, clock,
             )  # fmt: skip
             replica = self.replicas[number] = Replica(self._name, held, self._limits, self.spec.min_insync)
+            replica.cold = bool(self.spec.resume) and item.learner != self._name
         return replica
 
     def _drop(self, number: int) -> None:

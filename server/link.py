@@ -15,6 +15,8 @@ from ..core.lead import Lead
 from ..core.limits import Limits
 from ..wire import messages as m
 
+_REFUSED = {"end": "job_end_refused", "seat": "seat_refused", "save": "checkpoint_refused"}
+
 
 class Identity(NamedTuple):
     """What this server is, for the masters and for whoever connects to it.  `masters` are id -> endpoint."""
@@ -47,7 +49,7 @@ class MasterLink:
         self._registered = False
         self._due_us = 0  # of the next Register or Beat
         self._asked: dict[int, tuple[int, int]] = {}  # job -> (token, when): questions that were not answered yet
-        self._questions: dict[Any, Question] = {}  # ("end", job) or ("seat", job, range, verb, node): in order of asking
+        self._questions: dict[Any, Question] = {}  # ("end", job), ("save", job) or ("seat", job, range, verb, node): in order of asking
         self._request = 0
 
     # -- what the node has to say
@@ -82,6 +84,13 @@ class MasterLink:
         if before is not None and before.message.epoch != epoch:
             del self._questions[key]
         return self._ask(key, lambda request: m.SeatAsk(request, job, number, epoch, verb, node, reason), now_us)
+
+    def ask_save(self, job: int, number: int, clock: int, place: str, problem: str, now_us: int) -> tuple[int, list[Any]]:
+        """Tell what became of a checkpoint, until the master has stored it; the number of the request.  The newest word counts."""
+        key = ("save", job)
+        self._questions.pop(key, None)
+        asked = self._ask(key, lambda request: m.SaveEnd(request, job, number, clock, place, problem), now_us)
+        return self._request, asked
 
     def seat_settled(self, job: int, number: int, epoch: int) -> None:
         """The range has come to this epoch: what was asked in an earlier one is settled."""
@@ -140,7 +149,7 @@ class MasterLink:
                 del self._questions[key]
                 if done.code:
                     fields = {"job": asked.message.job, "code": done.code, "text": done.text}
-                    return [Log("job_end_refused" if key[0] == "end" else "seat_refused", fields)]
+                    return [Log(_REFUSED[key[0]], fields)]
         return []
 
     def _again(self, now_us: int) -> list[Any]:

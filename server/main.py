@@ -15,6 +15,7 @@ from ..core.limits import Limits
 from ..runtime.keys import NO_TCP, Trust
 from ..runtime.log import LogFile
 from ..runtime.node import Node, node_name, run_node
+from . import savedisk
 from .effects import Turn, Warm, WarmUp
 from .link import Identity
 from .node import ServerMachine
@@ -40,6 +41,7 @@ def run_server(
     def make(node: Node) -> ServerMachine:
         node.performers[Turn] = lambda effect: node.feed("", effect)
         node.performers[WarmUp] = lambda effect: warm_up(node)
+        savedisk.attach(node)
         identity = Identity(node.name, socket.gethostname(), node.network.endpoint, os.getpid(), f"numpy {np.__version__}", masters)
         return ServerMachine(identity, limits, node.is_lent, free_bytes)
 

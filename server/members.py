@@ -114,6 +114,21 @@ class Members:
         self.rows, self.number, self.slowest = dict(sorted(rows.items())), number, slowest
         self._count_anew()
 
+    def rewind(self, clocks: int) -> None:
+        """From a checkpoint: nobody has come yet.  Whoever took part in the clock behind the cut stands there (-1: where it stood)."""
+        for row in list(self.rows.values()):
+            row.gen, row.agent = 0, ""
+            if clocks < 0:
+                continue
+            if row.first > clocks:
+                del self.rows[row.worker]
+            elif row.here or row.end >= clocks:
+                row.end, row.finished = -1, clocks
+        here = [row.finished for row in self.rows.values() if row.here]
+        self.number = max(1, self.number)
+        self.slowest = min(here, default=max(0, clocks))
+        self._count_anew()
+
     def check(self) -> None:
         here = [member for member in self.rows.values() if member.here]
         assert self.count == len(here)

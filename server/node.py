@@ -19,7 +19,7 @@ from .effects import Turn, Warm
 from .hosted import Hosted
 from .link import Identity, MasterLink
 from .memory import Array, Memory, never_lent
-from .traffic import Traffic
+from .savetraffic import SaveTraffic
 
 _OF_MASTER = frozenset({m.MapTold, m.Registered, m.BeatAck, m.Done, m.NotLeader})
 
@@ -29,7 +29,7 @@ def endless_room() -> int:
     return 1 << 62
 
 
-class ServerMachine(Traffic):
+class ServerMachine(SaveTraffic):
     """`is_lent(array)`: a message under way still reads it; `room()`: bytes of memory that the host has left."""
 
     def __init__(
@@ -40,9 +40,10 @@ class ServerMachine(Traffic):
         self._linked: dict[str, str] = {}  # other servers that our copies and clocks speak to, with their endpoints
         self._handlers: dict[type[Any], Callable[[str, Any], None]] = {
             **dict.fromkeys((m.Push, m.Pull, m.PullAt, m.Scan, m.Init, m.LastAsk), self._on_range),
-            **dict.fromkeys((m.Join, m.Tick, m.Leave, m.StandingAsk, m.ClaimAsk, m.InitDone, m.StopAsk, m.NextAsk), self._on_clock),
+            **dict.fromkeys((m.Join, m.Tick, m.Leave, m.StandingAsk, m.ClaimAsk, m.InitDone, m.StopAsk, m.SaveAsk, m.NextAsk), self._on_clock),
             **dict.fromkeys((m.CloseAck, m.RosterAck), self._on_clock_ack),
             **dict.fromkeys((m.Replicate, m.Held, m.Sync, m.CopyAsk, m.CopyTold), self._on_copy),
+            **self._save_handlers(),
             m.Close: self._on_close, m.Roster: self._on_roster, m.MapTold: self._on_map, m.Registered: self._on_registered,
             m.BeatAck: self._on_beat_ack, m.Done: self._on_done, m.NotLeader: self._on_not_leader, Turn: self._on_turn, Warm: self._on_warm,
         }  # fmt: skip
@@ -84,12 +85,16 @@ class ServerMachine(Traffic):
         for replica in self._alarms.take(now_us):
             self._emit(replica.on_time(now_us))
             self._after(replica)
+        self._emit(self.checkpoints.on_time(self.jobs, now_us))
         return self._finish()
 
     def deadline_us(self) -> int | None:
         due_us = self.link.deadline_us()
         alarm_us = self._alarms.due_us
-        return due_us if alarm_us is None or due_us < alarm_us else alarm_us
+        if alarm_us is not None and alarm_us < due_us:
+            due_us = alarm_us
+        save_us = self.checkpoints.due_us
+        return due_us if save_us is None or due_us < save_us else save_us
 
     def _finish(self) -> list[Any]:
         """What we told ourselves is done in the same event."""
@@ -127,6 +132,8 @@ class ServerMachine(Traffic):
         for key, numbers in hosted.closings.flush():
             self._ack(hosted, key, numbers)
         self._emit(hosted.adopt(new, self._now_us))
+        self.saving.on_map(hosted)
+        self._emit(self.checkpoints.on_map(hosted, self._now_us))
         hosted.checked_token = max(new.token, self.link.token)
         for number, replica in hosted.replicas.items():
             self.link.seat_settled(hosted.number, number, replica.seat.epoch)
@@ -158,6 +165,8 @@ class ServerMachine(Traffic):
         self.link.job_ended(new.number)
         hosted = self.jobs.pop(new.number, None)
         if hosted is not None:
+            self.saving.forget(new.number)
+            self._emit(self.checkpoints.forget(hosted))
             hosted.end()
             self._memory.forget_free()
             self._effects.append(Log("job_dropped", {"job": new.number, "state": new.state, "reason": new.reason}))
@@ -196,6 +205,7 @@ class ServerMachine(Traffic):
                 self._ask_map(hosted.number, hosted.token)
 
     def _on_done(self, sender: str, done: m.Done) -> None:
+        self._emit(self.checkpoints.on_done(self.jobs, done, self._now_us))
         self._effects += self.link.on_done(done)
 
     def _counters(self) -> dict[str, int]:
@@ -212,6 +222,7 @@ class ServerMachine(Traffic):
         self._turns.check()
         assert len(self._ended) <= self._limits.jobs_max
         self._warmth.check()
+        self.saving.check(self.jobs)
         for hosted in self.jobs.values():
             for replica in hosted.replicas.values():
                 replica.check()

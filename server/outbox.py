@@ -169,15 +169,21 @@ class Outbox:
         floor = plain.whole(plain.field(meta, "floor"))
         told = plain.whole(plain.field(meta, "told"), 0, floor)
         closes = {}
-        for clock, members, totals in plain.records(plain.field(meta, "closes"), plain.whole, plain.listed, plain.listed):
+        for clock, members, totals, save in plain.records(plain.field(meta, "closes"), plain.whole, plain.listed, plain.listed, plain.whole):
             streams = tuple(plain.records(members, plain.whole, plain.whole))
-            closes[clock] = Close(job, epoch, token, clock, streams, tuple(plain.records(totals, plain.whole, plain.number)))
+            closes[clock] = Close(job, epoch, token, clock, streams, tuple(plain.records(totals, plain.whole, plain.number)), save)
         if list(closes) != list(range(floor, floor + len(closes))):
             raise PeerError(f"a copy's closes are not those of clock {floor} and the next ones")
         self.floor, self.told, self._closes, self._roster = floor, told, closes, None
         self._closed = dict.fromkeys(self._owner, floor)
         self._rostered = dict.fromkeys(self._owner, 0)
         self.due_us = 0 if self._owing() else None
+
+    def rewind(self, closed: int) -> None:
+        """Every range stands behind so many closes, and has no roster."""
+        self.floor, self.told, self._closes, self._roster, self.due_us = closed, closed, {}, None, None
+        self._closed = dict.fromkeys(self._owner, closed)
+        self._rostered = dict.fromkeys(self._owner, 0)
 
     def check(self) -> None:
         assert list(self._closes) == list(range(self.floor, self.floor + len(self._closes))), "a close is missing"

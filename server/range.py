@@ -27,8 +27,8 @@ from .admission import check_push
 from .blocks import Blocks, Scalars
 from .clock import ClockMachine
 from .contents import NOTHING, Contents, Holder, Load, Prepared, Room
-from .dump import Dump, Layout
-from .effects import JobFailed, Reached
+from .dump import Dump, Layout, check_shapes
+from .effects import Cut, JobFailed, Reached
 from .holding import Facts, Holding
 from .log import Entry
 from .marks import fold
@@ -287,7 +287,7 @@ class RangeMachine(Reads):
         self._fold(entry, close[3:], prepared)
         if not leads:
             return []
-        effects: list[Any] = [Reached(self.job, self.number, (m.Close, self.closed))]
+        effects: list[Any] = [Reached(self.job, self.number, (m.Close, self.closed)), *([self.cut(close.save)] if close.save else [])]
         return effects + self._answer(self._parking.take_for_close()) if self._parking.count else effects
 
     def _apply_init(self, entry: Entry, leads: bool) -> list[Any]:
@@ -347,6 +347,13 @@ class RangeMachine(Reads):
         """What is applied, until `let_go`.  Raises MemoryError."""
         return self._holding().dump(Facts(self.version, self.closed, self.claim, self.mark, self.failure))
 
+    def cut(self, number: int) -> Cut:
+        """What is applied, for checkpoint `number`."""
+        try:
+            return Cut(self.job, self.number, number, self.dump())
+        except MemoryError:
+            return Cut(self.job, self.number, number, None)
+
     def let_go(self, dump: Dump) -> None:
         self.contents.let_go(dump)
 
@@ -357,6 +364,12 @@ class RangeMachine(Reads):
     def load(self, dump: Dump) -> None:
         """Stand where the dump stands.  Raises `PeerError`, `RequestError` and MemoryError: `forget` then."""
         self.version, self.closed, self.claim, self.mark, self.failure = self._holding().load(dump)
+
+    def restore(self, dump: Dump) -> None:
+        """The same from a checkpoint of another run, whose incarnations are all over.  Raises as `load` does."""
+        check_shapes(dump, self.layout(dump.meta))
+        self.load(dump)
+        self._holding().rewind(self.closed)
 
     def forget(self) -> None:
         """Nothing is held any more; the memory is free."""

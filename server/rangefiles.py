@@ -17,26 +17,26 @@ from zlib import crc32
 
 from ..core.errors import PeerError, WorldError
 from ..core.job import JobSpec
+from ..runtime import solid
+from ..runtime.solid import SyncError as SyncError
 from . import plain
 from .dump import Array, Dump, Layout, Meta, Shape, blank, octets
 from .tensorfile import Header, difference, header_bytes, packed, placed, unpacked
 
-PIECE = 1 << 22  # bytes that are read or written at once
+PIECE = solid.PIECE
 #: What a table must be like for its numbers to be its own: also where first values come from, which no file holds.
 _TABLE = (
     "name", "kind", "shape", "dtype", "storage", "index", "optimizer", "block_bytes", "buckets", "init", "init_settings",
 )  # fmt: skip
 
 
-class SyncError(WorldError):
-    """The disk could not say that it holds what it was given.  Nothing that was written since then can be trusted."""
-
-
 class Written(NamedTuple):
-    """`nbytes` of the file, and how many bytes of numbers lie in earlier files."""
+    """`nbytes` of the file and its crc32; how many bytes of numbers lie in earlier files, and which these are."""
 
     nbytes: int
     spared: int
+    crc: int
+    refers: frozenset[str]
 
 
 def about(spec: JobSpec, ring_ranges: int, number: int) -> Meta:
@@ -59,35 +59,37 @@ def write_range(root: Path, name: str, dump: Dump, about: Meta, earlier: str = "
     try:
         head = packed(about, dump.meta, crcs, where, shapes)
         path.parent.mkdir(parents=True, exist_ok=True)
-        nbytes = _write(scratch, [memoryview(head), *[octets(arrays[array_name]) for array_name in placed(shapes)]])
+        nbytes, crc = solid.write(scratch, [memoryview(head), *[octets(arrays[array_name]) for array_name in placed(shapes)]])
         os.rename(scratch, path)
-        _sync_directories(path.parent, root)
+        solid.sync_directories(path.parent, root)
     except (OSError, ValueError) as error:
         raise WorldError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from error
     finally:
         with suppress(OSError):
             scratch.unlink(missing_ok=True)
-    return Written(nbytes, sum(arrays[array_name].nbytes for array_name in where))
+    return Written(nbytes, sum(arrays[array_name].nbytes for array_name in where), crc, frozenset(where.values()))
 
 
-def read_range(root: Path, name: str, about: Meta, layout: Callable[[Meta], Layout]) -> Dump:
+def read_range(root: Path, name: str, about: Meta, layout: Callable[[Meta], Layout] | None = None) -> Dump:
     """What `write_range` was given, checked in every respect; `layout(meta)` says which arrays there have to be.
+
+    Without one they have the shapes that the files say, and whoever takes them looks at these.
 
     Raises `WorldError` with a sentence, MemoryError, and `RequestError` where the range has no room for it.
     """
     with _opened(root, name) as (file, header):
         _check_about(header, about)
-        wanted = layout(header.meta)
-        if wanted.keys() != header.crcs.keys():
+        wanted = layout(header.meta) if layout is not None else None
+        if wanted is not None and wanted.keys() != header.crcs.keys():
             raise PeerError(f"it has {len(header.crcs)} arrays, not the {len(wanted)} that it describes")
         arrays: dict[str, Array] = {}
         for array_name in header.shapes:
-            arrays[array_name] = _read(file, header, array_name, wanted[array_name], header.crcs[array_name])
+            arrays[array_name] = _read(file, header, array_name, _shape(wanted, header, array_name), header.crcs[array_name])
     for other, names in _by_file(header.where).items():
         with _opened(root, other) as (file, held):
             _check_about(held, about)
             for array_name in names:
-                arrays[array_name] = _read(file, held, array_name, wanted[array_name], header.crcs[array_name])
+                arrays[array_name] = _read(file, held, array_name, _shape(wanted, held, array_name), header.crcs[array_name])
     return Dump(header.meta, arrays)
 
 
@@ -140,42 +142,6 @@ def _crc(array: Array) -> int:
     return crc
 
 
-def _write(scratch: Path, buffers: list[memoryview]) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(scratch, flags, 0o600)
-    try:
-        nbytes = 0
-        for buffer in buffers:
-            at = 0
-            while at < len(buffer):
-                at += os.write(fd, buffer[at : at + PIECE])
-            nbytes += at
-        _sync(fd, scratch)
-        return nbytes
-    finally:
-        os.close(fd)
-
-
-def _sync(fd: int, path: Path) -> None:
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        raise SyncError(f"{path}: the disk failed to keep what was written: {error.strerror}") from error
-
-
-def _sync_directories(folder: Path, root: Path) -> None:
-    """New names last once the directories that have them do, up to the root."""
-    while True:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            _sync(fd, folder)
-        finally:
-            os.close(fd)
-        if folder == root or root not in folder.parents:
-            return
-        folder = folder.parent
-
-
 @contextmanager
 def _opened(root: Path, name: str) -> Iterator[tuple[FileIO, Header]]:
     """The file and its header; whatever is wrong with it becomes a `WorldError`."""
@@ -205,6 +171,13 @@ def _check_about(header: Header, wanted: Meta) -> None:
     wrong = difference(header.about, wanted)
     if wrong:
         raise PeerError(f"it is of {wrong}")
+
+
+def _shape(wanted: Layout | None, header: Header, name: str) -> Shape:
+    found = header.shapes.get(name) if wanted is None else wanted[name]
+    if found is None:
+        raise PeerError(f"it has no array {name!r}")
+    return found
 
 
 def _read(file: FileIO, header: Header, name: str, wanted: Shape, crc: int) -> Array:

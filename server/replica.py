@@ -18,6 +18,7 @@ from ..core.jobmap import Assignment
 from ..core.limits import Limits
 from ..wire import messages as m
 from .clock import ClockMachine
+from .dump import Dump
 from .effects import AskSeat, JobFailed
 from .log import Entry, Log, payload_bytes
 from .range import NoRoom, RangeMachine, Taken
@@ -36,27 +37,23 @@ class Replica:
 
     def __init__(self, name: str, held: RangeMachine, limits: Limits, min_insync: int) -> None:
         self.range = held
+        self.clock: ClockMachine | None = held.clock  # of the job, if this is its range
         self.log = Log()
         self.seat = Seat(name, held.job, held.number, limits)
         self.part: Union[Lead, Follow, Learn] = Follow(self.seat, self.log, held)
-        self.serves = False  # it is the primary, and everything that was before it is applied
+        self.leads = False  # it is the primary of its epoch
+        self.serves = False  # and everything that was before it is applied
+        self.alone = False  # and has the only copy: an entry is committed as it is appended
+        self.cold = False  # its file of a checkpoint is being read: it says nothing until `warm`
         self.stuck = ""  # why no further entry can be applied here
         self.queued = False  # for whoever lets replicas apply in turns
         self.alarm_us: int | None = None  # for whoever keeps their timers
         self.gone = False  # nobody's any more
         self._limits = limits
         self._min_insync = min_insync
+        self._seated: Assignment | None = None  # newest, while cold
         self._ready_at = 0
         self._registered = 0  # entries up to here are known to the range as under way
-
-    @property
-    def clock(self) -> ClockMachine | None:
-        """Of the job, if this is its range."""
-        return self.range.clock
-
-    @property
-    def leads(self) -> bool:
-        return isinstance(self.part, Lead)
 
     # -- maps
 
@@ -69,6 +66,9 @@ class Replica:
         led = self.serves
         seat.epoch = held.epoch = item.epoch
         seat.primary = item.primary
+        if self.cold:
+            self._seated = item
+            return []
         if isinstance(self.part, Lead):
             self.part.end()
         if isinstance(self.part, Learn) and not self.part.whole and item.learner != seat.name:
@@ -82,9 +82,19 @@ class Replica:
         self.part = Follow(seat, self.log, held)
         return [self._ask_to_drop()] if self.stuck else []
 
+    def warm(self, dump: Dump, now_us: int) -> list[Any]:
+        """What the range starts from is here: every copy in sync starts so, at the same position.  Raises as `RangeMachine.restore` does."""
+        assert self.cold and self._seated is not None
+        self.range.restore(dump)
+        self.log.begin(self.range.version)
+        self.cold, self.seat.epoch = False, 0
+        return self.adopt(self._seated, self.seat.token, now_us)
+
     def _lead(self, item: Assignment, led: bool, now_us: int) -> list[Any]:
         self.part = Lead(self.seat, self.log, self.range, item, self._min_insync, now_us)
-        self.range.marking = not self.part.alone
+        self.leads = True
+        self.alone = self.part.alone
+        self.range.marking = not self.alone
         self.serves = led
         self._ready_at = self.log.last
         if self.clock is not None and not led:
@@ -93,7 +103,7 @@ class Replica:
 
     def _step_down(self) -> None:
         """Somebody else considers and answers from here on."""
-        self.serves = False
+        self.leads = self.serves = self.alone = False
         self.range.marking = True
         self.range.underway.clear()
         self._registered = 0
@@ -113,7 +123,21 @@ class Replica:
         """Of a stream, to a copy that serves.  Raises `PeerError`."""
         if type(message) in _READS:
             return self.range.read(sender, message)
-        return self.offer(sender, message, now_us)[1]
+        if not self.alone or self.log.applied < self.log.last:
+            return self.offer(sender, message, now_us)[1]
+        verdict = self.range.consider(sender, message)
+        return self._at_once(sender, message, verdict, now_us) if type(verdict) is Taken else verdict
+
+    def _at_once(self, sender: str, message: Any, taken: Taken, now_us: int) -> list[Any]:
+        """The only copy, and nothing waits: the entry is committed and applied as it is appended."""
+        log, held = self.log, self.range
+        entry = Entry(log.last + 1, sender, message, 0, log.written, self.seat.epoch, taken.load, taken.room, log.last)
+        try:
+            effects = held.apply(entry, True, now_us)
+        except NoRoom as error:
+            effects = held.void(entry, error.why)
+        log.pass_by()
+        return effects
 
     def offer(self, sender: str, message: Any, now_us: int) -> tuple[bool, Effects]:
         """Whether it has become an entry of the log, and what is said at once.  Raises `PeerError`."""
@@ -123,7 +147,7 @@ class Replica:
                 return False, []
             self._register()
         verdict = self.range.consider(sender, message)
-        if not isinstance(verdict, Taken):
+        if type(verdict) is not Taken:
             return False, verdict
         seen = self.range.version
         entry = self.log.append(sender, message, payload_bytes(message), self.seat.epoch, verdict.load, verdict.room, seen)
@@ -136,13 +160,18 @@ class Replica:
             effects = self.clock.on_message(sender, message, now_us)
             return effects + self._tell_floor(now_us)
         verdict = consider(self.clock, sender, message, now_us)
-        if isinstance(verdict, list):
+        if type(verdict) is list:
             return verdict
+        if self.alone and self.log.applied == self.log.last:
+            log = self.log
+            effects = self.range.apply(Entry(log.last + 1, sender, verdict, 0, log.written, self.seat.epoch), True, now_us)
+            log.pass_by()
+            return effects
         return self._appended(self.log.append(sender, verdict, 0, self.seat.epoch), now_us)
 
     def _appended(self, entry: Entry, now_us: int) -> list[Any]:
         assert isinstance(self.part, Lead)
-        if self.part.alone:
+        if self.alone:
             self.log.committed = entry.version
             return []
         return self.part.appended(entry, now_us) + self._commit(now_us)
@@ -158,7 +187,7 @@ class Replica:
         """Backups of the clock keep closes until they hear that all ranges have them."""
         assert self.clock is not None and isinstance(self.part, Lead)
         outbox = self.clock.outbox
-        if self.part.alone or outbox.floor - outbox.told < max(1, self._limits.closes_max // _FLOORS):
+        if self.alone or outbox.floor - outbox.told < max(1, self._limits.closes_max // _FLOORS):
             return []
         told = m.CloseAck(self.seat.job, self.seat.epoch, self.seat.token, outbox.floor, ())
         outbox.told = outbox.floor
@@ -168,7 +197,7 @@ class Replica:
 
     def on_copy(self, sender: str, message: Any, now_us: int) -> list[Any]:
         """In this epoch.  Raises `PeerError`."""
-        if self.stuck:
+        if self.stuck or self.cold:
             return []
         try:
             return self._heard(sender, message, now_us)
@@ -221,10 +250,9 @@ class Replica:
     def apply(self, budget_bytes: int, most: int, now_us: int) -> tuple[int, list[Any]]:
         """Apply committed entries until the budget is used up, at most so many; returns what is left of it."""
         effects: list[Any] = []
-        log, held, part = self.log, self.range, self.part
-        leads = isinstance(part, Lead)
+        log, held, part, leads = self.log, self.range, self.part, self.leads
         try:
-            while self.ready and most > 0 and budget_bytes > 0:
+            while log.applied < log.committed and most > 0 and budget_bytes > 0 and not self.stuck:
                 entry = log.next()
                 budget_bytes -= held.cost(entry)
                 try:
@@ -233,11 +261,11 @@ class Replica:
                     effects += self._void(entry, error.why)
                 log.applied += 1
                 most -= 1
-                if not isinstance(part, Lead):
+                if isinstance(part, Follow):
                     part.compare()
         except BrokenCopy as error:
             effects += self._stick(str(error))
-        log.trim(part.lacked() if isinstance(part, Lead) else log.last)
+        log.trim(part.lacked() if isinstance(part, Lead) and not self.alone else log.last)
         if leads and not self.serves:
             effects += self._take_over(now_us)
         return budget_bytes, effects
@@ -247,6 +275,7 @@ class Replica:
         asks = self.part.forsake_learner(why.text) if isinstance(self.part, Lead) else None
         if asks is None:
             raise BrokenCopy(why.text)
+        self.alone = True
         return asks + self.range.void(entry, why)
 
     def _stick(self, reason: str) -> list[Any]:
@@ -266,6 +295,8 @@ class Replica:
     @property
     def due_us(self) -> int | None:
         """When `on_time` is to be called."""
+        if self.alone and self.clock is None:
+            return None
         part = self.part
         due_us = part.due_us if isinstance(part, (Lead, Learn)) and not self.stuck else None
         if self.serves and self.clock is not None:
@@ -277,6 +308,8 @@ class Replica:
     def on_time(self, now_us: int) -> list[Any]:
         part = self.part
         effects = part.on_time(now_us) if isinstance(part, (Lead, Learn)) and not self.stuck else []
+        if isinstance(part, Lead):
+            self.alone = part.alone
         if self.serves and self.clock is not None:
             effects += self.clock.on_time(now_us)
         return effects
@@ -286,7 +319,9 @@ class Replica:
     def check(self) -> None:
         self.log.check()
         assert self.range.version == self.log.applied
+        assert self.leads == isinstance(self.part, Lead)
         assert not self.serves or self.leads
+        assert not self.alone or (isinstance(self.part, Lead) and self.part.alone)
         self.range.check()
         if isinstance(self.part, Lead):
             self.part.check()

@@ -22,6 +22,8 @@ def consider(clock: ClockMachine, sender: str, message: Any, now_us: int) -> Ver
         if message.worker == m.NOBODY or not _news(clock, sender, message):
             return clock.on_message(sender, message, now_us)
         return m.Join(*message)  # by speaking an incarnation joins, and an agent says that it speaks for it
+    if type(message) is m.SaveAsk and (message.after < clock.saves.begun or clock.saves.asked):
+        return clock.on_message(sender, message, now_us)
     if type(message) is m.Tick:
         clock.weights(message.weights)
         member = clock.members.get(message.worker)

@@ -101,6 +101,10 @@ class Streams:
         """What the worker's last push was told."""
         return self._behind.get(worker, 0)
 
+    def rewind(self) -> None:
+        """From a checkpoint: no incarnation has pushed anything yet."""
+        self.rows, self.voids, self._behind = {}, {}, {}
+
     # -- copies
 
     def dump(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from ..wire import messages as m
 from ..wire.codec import NO_RANGE
 from .alarms import Alarms
 from .closing import Key, ack
-from .effects import AskSeat, JobFailed, Reached, Turn, Warm
+from .effects import AskSeat, Cut, JobFailed, Reached, SaveBegun, Turn, Warm
 from .hosted import Hosted
 from .link import MasterLink
 from .memory import Memory
@@ -61,6 +61,8 @@ class Traffic:
                 self._effects += self.link.job_failed(effect.job, effect.reason, self._now_us)
             elif kind is AskSeat:
                 self._ask_seat(effect)
+            elif kind is Cut or kind is SaveBegun:
+                self._save(effect)
             else:
                 self._effects.append(effect)
 
@@ -78,13 +80,13 @@ class Traffic:
 
     def _go_on(self, replica: Replica) -> None:
         """The primary applies at once, since somebody waits; others after they have said what they hold."""
-        hosted = self.jobs[replica.seat.job]
-        if not replica.serves and hosted.sparse and not self._warmth.warm:
-            return  # goes on when rows can be kept
-        if replica.leads:
+        if replica.serves:
             self._turns.apply(replica, self._now_us)
-        else:
-            self._turns.later(replica)
+        elif self._warmth.warm or not self.jobs[replica.seat.job].sparse:  # else it goes on when rows can be kept
+            if replica.leads:
+                self._turns.apply(replica, self._now_us)
+            else:
+                self._turns.later(replica)
 
     def _on_turn(self, sender: str, turn: Turn) -> None:
         for replica in self._turns.on_turn(self._now_us):
@@ -95,7 +97,7 @@ class Traffic:
     def _on_range(self, sender: str, message: Any) -> None:
         hosted = self.jobs.get(message.job)
         replica = hosted.replicas.get(message.range) if hosted is not None else None
-        if hosted is None or replica is None or not replica.leads or message.token > hosted.token or message.epoch != replica.seat.epoch:
+        if hosted is None or replica is None or not (replica.leads or replica.cold) or message.token > hosted.token or message.epoch != replica.seat.epoch:
             self._nack(sender, message, message.range, replica.seat.epoch if replica else 0)
             return
 
@@ -170,6 +172,9 @@ class Traffic:
     def _do(self, sender: str, message: Any) -> None:
         raise NotImplementedError
 
+    def _save(self, effect: Cut | SaveBegun) -> None:
+        raise NotImplementedError
+
     # -- clocks
 
     def _on_clock(self, sender: str, message: Any) -> None:
@@ -205,13 +210,13 @@ class Traffic:
         stand: dict[int, list[int]] = {}
         offered = []
         for number, replica in hosted.replicas.items():
-            held = replica.range
-            if not replica.serves or held.failure is not None:
+            if not replica.serves or replica.range.failure is not None:
                 continue
-            if held.closed == close.clock or (replica.log.last > replica.log.applied and held.closed < close.clock):
+            closed = replica.range.closed
+            if closed == close.clock or (closed < close.clock and replica.log.last > replica.log.applied):
                 offered.append(replica)
             else:
-                stand.setdefault(held.closed, []).append(number)
+                stand.setdefault(closed, []).append(number)
         taken = self._offer(hosted, sender, close, (m.Close, close.clock + 1), offered)
         self.counters["closes"] += taken
         for closed, numbers in stand.items():

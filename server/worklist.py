@@ -97,6 +97,12 @@ class Worklist:
     def state(self) -> tuple[Any, ...]:
         return (self.next, self.done, sorted(self._back), sorted(self._hands.items()))
 
+    def rewind(self) -> None:
+        """From a checkpoint: what was out comes back, as a whole."""
+        for worker in list(self._hands):
+            self.lose(worker)
+        self._hands.clear()
+
     # -- copies
 
     def dump(self) -> dict[str, Any]:

@@ -364,8 +364,8 @@ def test_without_bsp_nothing_is_closed(model: str) -> None:
 def test_weights_that_are_none_change_nothing(weights: Any) -> None:
     tower = Tower(job(COUNT))
     before = tower.clock.digest()
-    with pytest.raises(Exception, match="a weight in a Tick"):
-        tower.say(m.Tick, 0, weights, gen=2)
+    with pytest.raises(PeerError, match="a weight in a Tick"):
+        consider(tower.clock, "a0.1", m.Tick(1, 1, 1, 0, 2, 0, weights), 0)
     assert tower.clock.digest() == before
 
 

@@ -1,0 +1,67 @@
+"""Files that are there whole or not at all, and last: written beside, synced, renamed, and the directories synced too.
+
+Refuses to know what is in them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from zlib import crc32
+
+from ..core.errors import WorldError
+
+PIECE = 1 << 22  # bytes that are read or written at once
+
+
+class SyncError(WorldError):
+    """The disk could not say that it holds what it was given.  Nothing that was written since then can be trusted."""
+
+
+def write(scratch: Path, buffers: Sequence[memoryview]) -> tuple[int, int]:
+    """Write a file that nobody looks for yet; returns bytes and crc32.  Raises `OSError` and `SyncError`."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(scratch, flags, 0o600)
+    try:
+        nbytes = crc = 0
+        for buffer in buffers:
+            at = 0
+            while at < len(buffer):
+                done = os.write(fd, buffer[at : at + PIECE])
+                crc = crc32(buffer[at : at + done], crc)
+                at += done
+            nbytes += at
+        sync(fd, scratch)
+        return nbytes, crc
+    finally:
+        os.close(fd)
+
+
+def sync(fd: int, path: Path) -> None:
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        raise SyncError(f"{path}: the disk failed to keep what was written: {error.strerror}") from error
+
+
+def sync_directories(folder: Path, root: Path) -> None:
+    """New names last once the directories that have them do, up to the root."""
+    while True:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            sync(fd, folder)
+        finally:
+            os.close(fd)
+        if folder == root or root not in folder.parents:
+            return
+        folder = folder.parent
+
+
+def checksum(path: Path) -> tuple[int, int]:
+    """Bytes and crc32 of a file.  Raises `OSError`."""
+    nbytes = crc = 0
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(PIECE):
+            nbytes, crc = nbytes + len(piece), crc32(piece, crc)
+    return nbytes, crc
