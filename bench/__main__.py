@@ -2,7 +2,8 @@
 
 Rows: (a) a channel round trip against a bare FIFO ping-pong; (b) dense steps (push, optimizer on the server, pull) by
 size against a raw TCP echo and a zmq ping-pong of the same bytes; (c) sparse steps by rows and width, with keys that the
-server has never seen and with those of the step before, against a raw TCP echo of the same bytes; (i) start-up times of
+server has never seen and with those of the step before, against a raw TCP echo of the same bytes; (g) what the deaths of
+servers, agents and masters cost, and a second copy (bench/failover.py; not with --quick); (i) start-up times of
 the command, of a run and of each daemon against a bare Python's; (j) the server's memory per parameter against that of
 the numbers alone; (k) copies of a range: cut, carried, loaded, written and read, against the same bytes copied, written and
 read plainly.  Figures are medians; machines are noisy, so read the ratios.
@@ -25,6 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from . import failover
 from .baselines import TcpEcho, ZmqEcho
 from .dumps import dump_figures
 from .stepper import Stepper
@@ -180,13 +182,24 @@ def daemon_rows(work: Path) -> Iterator[Row]:
         shutil.rmtree(root, ignore_errors=True)
 
 
+def built(work: Path, parser: argparse.ArgumentParser) -> None:
+    """Compile the measured programs into the directory."""
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        parser.exit(1, "bench: no C compiler found, and the measured programs are in C: install gcc, or set CC\n")
+    for source, target in (("fifo.c", "fifo"), ("stepper.c", "stepper"), ("rows.c", "rows")):
+        files = [HERE / source] + ([ROOT / "clients/c/plugml.c"] if target != "fifo" else [])
+        subprocess.run([*shlex.split(compiler), "-O2", "-o", work / target, *files], check=True)
+
+
+def show(item: Row) -> None:
+    print(f"{item.name:58s} {item.size:9d} {item.value:8.1f} {item.unit} {item.baseline:8.1f} {item.unit} {item.ratio:7.2f}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="about a minute")
     quick = parser.parse_args().quick
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        parser.exit(1, "bench: no C compiler found, and the measured programs are in C: install gcc, or set CC\n")
     sizes = {256: 300, 16 << 10: 200, 256 << 10: 60, 4 << 20: 10}
     if not quick:
         sizes |= {16 << 20: 10, 64 << 20: 3}
@@ -195,9 +208,7 @@ def main() -> None:
     try:
         for kind in ("asp", "bsp"):
             (work / kind).mkdir()
-        for source, target in (("fifo.c", "fifo"), ("stepper.c", "stepper"), ("rows.c", "rows")):
-            files = [HERE / source] + ([ROOT / "clients/c/plugml.c"] if target != "fifo" else [])
-            subprocess.run([*shlex.split(compiler), "-O2", "-o", work / target, *files], check=True)
+        built(work, parser)
         for kind in ("asp", "bsp"):
             shutil.copy(work / "stepper", work / kind / "stepper")
         print(f"plugml on {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}", flush=True)
@@ -208,14 +219,12 @@ def main() -> None:
         if not quick:
             sparse |= {(1_000, 64): 100, (100_000, 64): 5, (1_000_000, 16): 2}
         parts += [sparse_rows(work, rows, width, times) for (rows, width), times in sparse.items()]
+        parts += [] if quick else [(row(*figure) for figure in failover.figures(work, 20, 20))]
         parts += [startup_rows(work), daemon_rows(work), memory_rows(work, 4 if quick else 16), dump_rows(work, 400_000 if quick else 1_000_000)]
         for part in parts:
             for item in part:
                 table.append(item)
-                print(
-                    f"{item.name:58s} {item.size:9d} {item.value:8.1f} {item.unit} {item.baseline:8.1f} {item.unit} {item.ratio:7.2f}",
-                    flush=True,
-                )
+                show(item)
         (HERE / "last.json").write_text(json.dumps([item._asdict() for item in table], indent=1) + "\n")
     finally:
         shutil.rmtree(work, ignore_errors=True)

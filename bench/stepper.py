@@ -6,20 +6,22 @@ import os
 import select
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 
 class Stepper:
     """`rounds("step 100")` gives the time of each of its requests, in microseconds."""
 
-    def __init__(self, work: Path, program: str, table: str, consistency: str) -> None:
+    def __init__(self, work: Path, program: str, table: str, consistency: str, *more: str) -> None:
+        """`more` are words for `plugml run`."""
         self.commands, self.results = work / "commands", work / "results"
         for path in (self.commands, self.results):
             path.unlink(missing_ok=True)
             os.mkfifo(path, 0o600)
         command = [
             sys.executable, "-m", "plugml", "run", "-n", "1", "--quiet", "--name", f"bench-{program}",
-            "--consistency", consistency, "--table", table, "--result", str(work / "result"),
+            "--consistency", consistency, "--table", table, "--result", str(work / "result"), *more,
             "--", str(work / program), str(self.commands), str(self.results),
         ]  # fmt: skip
         self.log = (work / "run.log").open("w+")
@@ -28,8 +30,9 @@ class Stepper:
         self.answers = os.open(self.results, os.O_RDWR)
         self.pending = b""
 
-    def rounds(self, words: str) -> list[float]:
+    def rounds(self, words: str, meanwhile: Callable[[], None] = lambda: None) -> list[float]:
         os.write(self.to, f"{words}\n".encode())
+        meanwhile()
         times = []
         while line := self._line():
             times.append(float(line))
@@ -37,13 +40,8 @@ class Stepper:
 
     def server_bytes(self) -> int:
         """Memory that the private cluster's server holds now."""
-        for pid in _below(self.process.pid):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if b"server" in words:
-                for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-                    if line.startswith("VmRSS:"):
-                        return int(line.split()[1]) << 10
-        sys.exit("bench: no server among the processes of the run")
+        status = Path(f"/proc/{daemon(self.process.pid, 'server')}/status").read_text()
+        return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmRSS:"))
 
     def _line(self) -> bytes:
         """The next line of the program; a run that has ended meanwhile is told instead of waited for."""
@@ -62,6 +60,14 @@ class Stepper:
         os.close(self.to)
         os.close(self.answers)
         self.log.close()
+
+
+def daemon(keeper: int, *words: str) -> int:
+    """The process below the keeper of a cluster with all these words in its command line."""
+    for pid in _below(keeper):
+        if set(words) <= set(Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")):
+            return pid
+    sys.exit(f"bench: no process with {' '.join(words)} below {keeper}")
 
 
 def _below(pid: int) -> list[int]:

@@ -11,7 +11,19 @@ from typing import Any
 import pytest
 
 from tests.conftest import require
-from tests.system.counting import BIG, await_channel, await_clock, clock_of, commands, counted, is_on, kill, node_pid, root_of, sums
+from tests.system.counting import (
+    BIG,
+    await_channel,
+    await_clock,
+    clock_of,
+    commands,
+    counted,
+    is_on,
+    kill,
+    node_pid,
+    root_of,
+    sums,
+)
 from tests.system.digits_kit import TABLE, prepared
 from tests.system.run_kit import Place, Running, place, wait_for  # noqa: F401
 
