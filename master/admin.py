@@ -11,6 +11,7 @@ from typing import Any
 import msgpack
 
 from ..core.limits import KIB
+from . import saves
 from .catalog import Job, State, node_id
 from .membership import DEAD, Life, Membership
 from .placement import table_lines, weights_of
@@ -93,6 +94,7 @@ def job_row(found: Job, ring_ranges: int) -> dict[str, Any]:
         "moves": sum(map(len, found.moves.values())), "tables": [table.name for table in found.spec.tables[:LINES_MAX]],
         "bytes": sum(table.nbytes for table in found.spec.tables if table.kind == "dense"), "ranges": len(found.seats),
         "servers": found.servers(), "agents": found.agents()[:LINES_MAX], "placement": lines, "why": found.why,
+        "checkpoint": saves.document(found),
         "logs": str(found.spec.settings.get("logs", "")),  # where its launcher keeps what the workers print
     }  # fmt: skip
 

@@ -4,7 +4,7 @@ Values only.  A state is never changed: whoever decides makes a new one (`decisi
 state store has it (`ledger`).  Liveness, load and progress are not here: they are rebuilt from beats.
 
     state    format, term, token, last job number, ring ranges, writer, nodes, jobs, names of removed jobs, drained servers
-    job      number, spec, state, reason, why it is placed so, seats by range, endpoints, attachments by worker, moves
+    job      number, spec, state, reason, why it is placed so, seats by range, endpoints, attachments by worker, moves, checkpoint
 """
 
 from __future__ import annotations
@@ -75,6 +75,15 @@ class Attachment(NamedTuple):
     request: int
 
 
+class Saved(NamedTuple):
+    """The newest checkpoint of a job that is kept, and what went wrong since, "" = nothing.  `place` is the directory of them all."""
+
+    number: int = 0
+    clock: int = 0
+    place: str = ""
+    problem: str = ""
+
+
 class Job(NamedTuple):
     number: int
     spec: JobSpec
@@ -86,6 +95,7 @@ class Job(NamedTuple):
     endpoints: dict[str, str]  # of the nodes named in seats
     attached: dict[int, Attachment]
     moves: dict[int, tuple[Move, ...]] = {}  # by range: ordered and not done yet, the next one first; never changed in place
+    saved: Saved = Saved()
 
     @property
     def running(self) -> bool:
@@ -230,7 +240,7 @@ def _pack_job(job: Job) -> list[Any]:
     moves = [[number, *(tuple(move) for move in items)] for number, items in sorted(job.moves.items())]
     return [
         job.number, _lean(job.spec), job.state, job.reason, job.why, job.asker, names, endpoints,
-        _pack_seats(job.seats, position), agents, attached, moves,
+        _pack_seats(job.seats, position), agents, attached, moves, list(job.saved) if any(job.saved) else [],
     ]  # fmt: skip
 
 
@@ -266,7 +276,7 @@ def _unpack_seats(packed: Any, names: Any) -> dict[int, Seat]:
 
 def _unpack_job(item: Any, document: Any) -> Job:
     """The job, checked as a map: what nodes would refuse is refused here, at the start."""
-    number, spec, state, reason, why, asker, names, endpoints, packed, agents, attached, moves = item
+    number, spec, state, reason, why, asker, names, endpoints, packed, agents, attached, moves, *saved = item
     seats = _unpack_seats(packed, names)
     found = JobMap.from_document(
         {
@@ -280,6 +290,7 @@ def _unpack_job(item: Any, document: Any) -> Job:
         number, found.spec, state, reason, why, asker, seats, found.endpoints,
         {worker: Attachment(gen, agents[at], request) for worker, gen, at, request in attached},
         {n: tuple(Move(str(source), str(target)) for source, target in items) for n, *items in moves if items},
+        Saved(*saved[0]) if saved and saved[0] else Saved(),
     )  # fmt: skip
     if set(job.servers()) != set(job.endpoints) or not job.moves.keys() <= seats.keys():
         raise ValueError(f"job {number} has servers without endpoints, or moves without ranges")

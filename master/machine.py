@@ -17,7 +17,7 @@ from ..core.errors import Code, RequestError
 from ..core.limits import Limits
 from ..core.ring import plural
 from ..wire import messages as m
-from . import decisions, orders, words
+from . import decisions, orders, saves, words
 from .catalog import NodeRecord, State, node_id, pack
 from .decisions import ENDINGS, Outcome
 from .effects import StoreDone
@@ -66,6 +66,7 @@ class MasterMachine:
             m.Register: self._on_register, m.Beat: self._on_beat, m.JobAsk: self._on_job_ask,
             m.AttachAsk: self._on_attach_ask, m.MapAsk: self._on_map_ask, m.JobEnd: self._on_job_end,
             m.NodeExit: self._on_node_exit, m.SeatAsk: self._on_seat_ask, m.Admin: self._on_admin,
+            m.SaveEnd: lambda sender, ask, now_us: self._submit(("save", sender, ask), lambda state: saves.note(state, sender, ask)),
         }  # fmt: skip
 
     # -- events

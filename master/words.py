@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..core.ring import plural
+from . import saves
 from .catalog import DRAINED, LEVELLED, PROMOTED, SPREAD, Job, NodeRecord, Seat, State, node_id
 from .seats import leaving
 
@@ -59,7 +60,7 @@ def alarms(state: State, takers: list[NodeRecord], stranded: str, trouble: str) 
         said.append(f"the state store does not answer ({trouble}): nothing can be decided meanwhile; training goes on")
     for job in state.jobs.values():
         if job.running:
-            said += _job_alarms(state, job, takers)
+            said += [*saves.alarm(job), *_job_alarms(state, job, takers)]
     for key in state.drained:
         document = drain_document(state, key, takers)
         if document["ranges"]:
