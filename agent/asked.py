@@ -21,6 +21,7 @@ FIELDS: dict[str, dict[str, str]] = {
     "standing": {"job": "text", "run": "?number"},
     "export": {"job": "text", "run": "?number", "dir": "text", "at": "?number"},
     "stop": {"job": "text", "run": "?number", "reason": "text"},
+    "checkpoint": {"job": "text", "run": "?number"},
     "end": {"job": "text", "run": "?number", "state": "text", "reason": "text"},
     "stat": {},
 }

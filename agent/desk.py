@@ -68,7 +68,7 @@ class Desk:
         self._ops: dict[str, Callable[[Ticket, dict[str, Any], int], list[Any]]] = {
             "hello": self._hello, "register": self._register, "attach": self._attach, "opened": self._opened,
             "exited": self._exited, "standing": self._standing, "export": self._export, "end": self._end, "stat": self._stat,
-            "stop": self._stop,
+            "stop": self._stop, "checkpoint": self._checkpoint,
         }  # fmt: skip
 
     # -- a request comes in
@@ -154,6 +154,15 @@ class Desk:
         if ended is not None:
             return no(ticket, *ended)
         return self.stops.begin(ticket, job, fields["reason"][:TEXT_MAX], now_us)
+
+    def _checkpoint(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
+        job = self._known(fields)
+        ended = job.ended()
+        if ended is not None:
+            return no(ticket, *ended)
+        if job.map is None or not job.spec.checkpoint_dir:
+            return no(ticket, Code.FORMAT, f"job {job.name!r} has no place for checkpoints: say --checkpoint-dir when it is started")
+        return self.stops.save(ticket, job, now_us)
 
     def _standing(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
         """What we know; asking the clock anew is for the next time."""

@@ -41,6 +41,7 @@ class Job:
     __slots__ = (
         "number", "name", "map", "plan", "routes", "clock_route", "token", "token_wanted", "checked_token", "closed", "slowest", "members",
         "initialised", "_stop_clock", "waiting", "waiting_since_us", "asked_us", "finished", "gens", "nacked", "one_home", "staleness", "twins",
+        "saves",
     )  # fmt: skip
 
     def __init__(self, number: int, name: str) -> None:
@@ -58,6 +59,7 @@ class Job:
         self.slowest = 0
         self.members = 0
         self.initialised = 0
+        self.saves = (0, 0, 0, 0)  # checkpoints, as in a Standing
         self._stop_clock = -1  # as the clock has told
         self.waiting: tuple[int, ...] = ()
         self.waiting_since_us: dict[int, int] = {}
@@ -144,6 +146,7 @@ class Job:
         if standing.stop_clock >= 0 and (self._stop_clock < 0 or standing.stop_clock < self._stop_clock):
             self._stop_clock = standing.stop_clock  # of two words the earlier end: a late notice changes nothing
             news = True
+        self.saves = max(self.saves, standing.saves)  # what has begun and what is settled never falls
         if standing.closed < self.closed or standing.slowest < self.slowest:
             return news
         news = news or standing.closed > self.closed or standing.slowest > self.slowest
@@ -171,6 +174,11 @@ class Job:
         """To the keeper of the clock: a stop rule has fired."""
         server, epoch = self.clock_route
         return [Send(server, m.StopAsk(self.number, epoch, self.token, reason))] if server else []
+
+    def save_ask(self, after: int) -> list[Send]:
+        """To the keeper of the clock: a checkpoint is wanted, other than those up to `after`."""
+        server, epoch = self.clock_route
+        return [Send(server, m.SaveAsk(self.number, epoch, self.token, after))] if server else []
 
     def known_document(self) -> dict[str, Any]:
         """The clock as a tool shows it."""
