@@ -8,7 +8,18 @@ from typing import Any
 
 import pytest
 
-from tests.system.counting import BIG, await_channel, await_clock, clock_of, commands, counted, kill, node_pid, root_of, sums
+from tests.system.counting import (
+    BIG,
+    await_channel,
+    await_clock,
+    clock_of,
+    commands,
+    counted,
+    kill,
+    node_pid,
+    root_of,
+    sums,
+)  # fmt: skip
 from tests.system.run_kit import Place, place, wait_for  # noqa: F401
 
 
