@@ -351,8 +351,11 @@ class MasterMachine:
             return [Send(sender, m.AdminTold(ask.request, refused.code, refused.text, {}))]
 
         def change(before: State) -> Outcome:
-            outcome = orders.carry_out(before, view, ask, number, name)
-            text, document = orders.report(outcome.state, view, ask, number, name)
+            try:
+                outcome = orders.carry_out(before, view, ask, number, name)
+                text, document = orders.report(outcome.state, view, ask, number, name)
+            except RequestError as refused:  # what it is about has gone while the change waited for the store
+                return Outcome(before, (Send(sender, m.AdminTold(ask.request, refused.code, refused.text, {})),))
             self.to_mend = True
             return outcome._replace(effects=(*outcome.effects, Send(sender, m.AdminTold(ask.request, Code.OK, text, document))))
 
