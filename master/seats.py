@@ -77,8 +77,11 @@ def reseated(job: Job, sender: str, number: int, epoch: int, verb: str, node: st
 def _added(job: Job, number: int, drained: Container[str]) -> Job:
     """The learner is in sync: it comes last, and whoever only waited for it leaves in the same epoch."""
     seat = job.seats[number]
+    gone = leaving(seat, job.moves.get(number, ()), drained)
+    if sum(name not in gone for name in seat.replicas) >= job.spec.copies:  # whom it should have replaced stays after all
+        return with_seats(job, {**job.seats, number: seat.next(learner="")}, {})
     whole = seat._replace(replicas=(*seat.replicas, seat.learner), learner="")
-    after = released(whole, job.spec.copies, leaving(whole, job.moves.get(number, ()), drained), drained)
+    after = released(whole, job.spec.copies, gone, drained)
     return with_seats(job, {**job.seats, number: seat.next(**after)}, {})
 
 

@@ -310,3 +310,16 @@ def test_a_drain_of_a_server_that_goes_while_the_store_is_slow_is_refused_by_nam
     world.release()
     told = world.one(A0, m.AdminTold)
     assert told.request == number and told.code == Code.RANGE and "no server 's1'" in told.text
+
+
+def test_a_learner_that_nobody_needs_any_more_is_let_go_when_its_primary_asks_to_add_it(world: MasterWorld) -> None:
+    world.admin("drain", server="s1")
+    number = learning(world)[0]
+    seat = seats(world)[number]
+    world.hold = True
+    world.feed(seat.primary, m.NodeExit(world.number(), A0, -9))  # the store is busy: what follows is decided together
+    world.feed("cli.1", m.Admin(world.number(), "drain", {"server": "s1", "cancel": True}))
+    world.feed(seat.primary, m.SeatAsk(world.number(), 1, number, seat.epoch, "add", seat.learner, ""))
+    world.hold = False
+    world.release()
+    assert seats(world)[number].replicas == seat.replicas and not seats(world)[number].learner
