@@ -51,40 +51,42 @@ def _options(role: str, id_: str) -> Callable[[F], F]:
     return decorate
 
 
-@click.command(epilog="\b\nExamples:\n  plugml master --cluster lab --servers 2\n\n" + FOOT)
+@click.command(epilog="\b\nExamples:\n  plugml master --cluster lab --servers 2\n  plugml master --cluster lab --id m1 --masters 3 --store etcd://127.0.0.1:2379\n\n" + FOOT)
 @_options("master", "m0")
 @click.option("--servers", default=1, show_default=True, metavar="N", type=click.IntRange(0), help="The first job waits a while for N servers.")
 @click.option("--copies", default=0, metavar="N", type=click.IntRange(0, 3), help="Copies of each range of jobs that do not say (default: 2 where there are two servers).")
-@click.option("--store", default="sqlite", show_default=True, metavar="WHERE", help="Where the state lies: a file in --state, or etcd://HOST:PORT,HOST:PORT (or /PATH/OF/SOCKET), which several masters share.")
-def master(id_: str, supervised: bool, log: str, verbose: bool, servers: int, copies: int, store: str, **where: Any) -> int:
+@click.option("--masters", default=0, metavar="N", type=click.IntRange(0, 9), help="The cluster has masters m0, m1 ... on this host (default: this one alone, or as it runs already).")
+@click.option("--store", default="", metavar="WHERE", help="Where the state lies: sqlite (default), a file in --state; or etcd://HOST:PORT,HOST:PORT (or /PATH/OF/SOCKET), which several masters share.")
+def master(id_: str, supervised: bool, log: str, verbose: bool, servers: int, copies: int, masters: int, store: str, **where: Any) -> int:
     """Run a master: it decides who owns what, and is never in the way of data.
 
-    Several masters of a cluster share an etcd (--store); one of them leads.
+    Several masters of a cluster share an etcd (--store); one of them leads, and the others take over when it ends.
     """
-    from ..launch import discovery, reach
+    from ..launch import byhand, reach
     from ..master.main import run_master
     from ..runtime.log import LogFile
 
     wish = _wish(where)
     cluster = _places(supervised, new=True, **where)
     with _node(cluster, id_, "m", allow_disk=True):  # the agent judges: only the channels need memory
+        if not supervised:
+            cluster = byhand.with_masters(cluster, id_, masters, store)
         cluster = reach.master_at(cluster, id_, wish, os.environ)
         endpoint = cluster.masters[id_]
         trust = reach.trust_of(cluster, id_, endpoint)
         hold = None
         if not supervised:
-            hold = discovery.Hold(reach.with_public_keys(cluster)._replace(pid=os.getpid(), keeper="master"))
+            hold = byhand.hold(reach.with_public_keys(cluster)._replace(pid=os.getpid(), keeper="master"), id_)
         try:
             if hold is not None:
                 hold.publish()
             lines = LogFile(id_, log, verbose)
             return run_master(
-                id_, cluster=cluster.name, endpoint=endpoint, state=cluster.state, servers=servers, copies=copies, store=store, log=lines,
-                trust=trust,
+                id_, cluster=cluster.name, endpoint=endpoint, state=cluster.state, servers=servers, copies=copies,
+                store=cluster.store or store or byhand.SQLITE, log=lines, trust=trust,
             )  # fmt: skip
         finally:
-            if hold is not None:
-                hold.withdraw()
+            byhand.let_go(hold, id_)
 
 
 @click.command(epilog="\b\nExamples:\n  plugml server --cluster lab --id s1\n  plugml server --cluster node7:7000 --keys plugml-keys --id s1\n\n" + FOOT)

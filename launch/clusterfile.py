@@ -21,7 +21,8 @@ SECURITY = ("", "keys", "plain-data", "insecure")
 class ClusterFile(NamedTuple):
     """What `cluster.json` says.  `pid` is that of the process that keeps the cluster (0: not started), `keeper` what it
     is: up, run, or a master started by hand; `host` is where it runs.  `keys` is the directory of keys on that host, and
-    `public` the public keys of the masters: whoever has other keys is told at once, instead of being refused."""
+    `public` the public keys of the masters: whoever has other keys is told at once, instead of being refused.  `store` is
+    the etcd that masters started by hand share, "" = none, or that of their supervisor."""
 
     name: str
     root: Path
@@ -33,6 +34,7 @@ class ClusterFile(NamedTuple):
     security: str = ""
     keys: str = ""
     public: dict[str, str] = {}
+    store: str = ""
 
     @property
     def logs(self) -> Path:
@@ -54,6 +56,8 @@ class ClusterFile(NamedTuple):
         }  # fmt: skip
         if self.security:
             document |= {"security": self.security, "keys": self.keys, "public": self.public}
+        if self.store:
+            document["store"] = self.store
         return json.dumps(document, indent=1) + "\n"
 
     @classmethod
@@ -68,7 +72,7 @@ class ClusterFile(NamedTuple):
             return cls(
                 str(found["name"]), Path(found["root"]), Path(found["state"]), _texts(found["masters"]), int(found["pid"]),
                 str(found.get("keeper", "up")), str(found.get("host", "")), security, str(found.get("keys", "")),
-                _texts(found.get("public", {})),
+                _texts(found.get("public", {})), str(found.get("store", "")),
             )  # fmt: skip
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise UsageError(f"{where} is no cluster.json: {error!r}") from error

@@ -201,16 +201,29 @@ def left_in(cluster: ClusterFile) -> str:
 
 
 def keeper_of(cluster: ClusterFile) -> int:
-    """Pid of the process that holds the cluster's lock, 0 = nobody: it does not run."""
+    """Pid of the process that keeps the cluster, 0 = nobody: it does not run."""
+    return _holder(cluster.state / LOCK, cluster.pid) or next(iter(masters_beside(cluster)), 0)
+
+
+def masters_beside(cluster: ClusterFile, id_: str = "") -> list[int]:
+    """Pids of the masters of this host, but for `id_`, where several were started by hand: any of them keeps the cluster."""
+    if cluster.keeper != "master" or len(cluster.masters) < 2:
+        return []
+    found = [_holder(cluster.root / "ipc" / f"{other}.lock", cluster.pid) for other in cluster.masters if other != id_]
+    return [pid for pid in found if pid]
+
+
+def _holder(lock: Path, unknown: int) -> int:
+    """Pid of the process that holds a lock, 0 = nobody; `unknown` if it has not said."""
     try:
-        descriptor = os.open(cluster.state / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return 0
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         pid = os.pread(descriptor, 32, 0).strip()
-        return int(pid) if pid.isdigit() else cluster.pid
+        return int(pid) if pid.isdigit() else unknown
     finally:
         os.close(descriptor)
     return 0
