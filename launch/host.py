@@ -11,6 +11,7 @@ import socket
 import stat
 import sys
 import termios
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from ..core.table import TableSpec
 from ..shm_protocol.create import bytes_of
 from . import words
 from .check import Room
+from .data import DATA, SHARD
 from .datafiles import source_bytes
 from .export import room_bytes
 from .plan import RunPlan
@@ -48,9 +50,26 @@ def check_programs(plan: RunPlan, environ: Mapping[str, str]) -> None:
     path = dict(plan.variables).get("PATH", environ.get("PATH", os.defpath))
     for command in dict.fromkeys(plan.arguments(worker)[0] for worker in range(plan.workers)):
         check_program(command, path, plan.directory)
-    for name in dict.fromkeys(plan.stdin_of(worker) for worker in range(plan.workers)):
-        if name and not os.access(os.path.join(plan.directory, name), os.R_OK):
-            raise UsageError(f"--stdin {name}: no such file that can be read")
+    inputs = Counter(plan.stdin_of(worker) for worker in range(plan.workers))
+    later = plan.data.kind == SHARD and DATA in plan.stdin  # the slices are cut when all has been looked at
+    for name, readers in inputs.items():
+        if name and not later:
+            check_stdin(name, plan.directory, readers)
+
+
+def check_stdin(name: str, directory: str, readers: int) -> None:
+    """Refuse what no program can read from its beginning to its end.  Opens nothing: that may wait for somebody."""
+    path = os.path.join(directory, name)
+    if not os.access(path, os.R_OK):
+        raise UsageError(f"--stdin {name}: no such file that can be read")
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode) or stat.S_ISSOCK(mode):
+        raise UsageError(f"--stdin {name}: {'a directory' if stat.S_ISDIR(mode) else 'a socket'}; programs read a file or a FIFO")
+    if stat.S_ISFIFO(mode) and readers > 1:
+        raise UsageError(
+            f"--stdin {name}: a FIFO gives each byte to one reader only, and {readers} workers would share it: make one for each, "
+            "with {worker} in its name, or write a file"
+        )
 
 
 def check_program(command: str, path: str, directory: str) -> None:

@@ -31,6 +31,7 @@ from .agentlink import SOCKET, AgentLink
 from .discovery import ClusterFile, keeper_of, state_home
 from .environment import thread_note, worker_environment
 from .evaluation import LOG, Evaluations
+from .fifo import is_fifo, waiting
 from .guard import Guard
 from .machine import RunMachine
 from .output import Screen, WorkerOutput
@@ -199,13 +200,15 @@ class Run:
             self.environ, self.plan, channel.info, str(channel.directory), self.cpus, self._port, __version__
         )
         stdin, argv = self.plan.stdin_of(worker), self.plan.arguments(worker)
+        stdin = os.path.join(self.plan.directory, stdin) if stdin else os.devnull
+        fifo = is_fifo(stdin)
         output.begin(gen)
         try:
             if self.plan.private_dir:
                 private.link_all(self.plan, worker)
             child = spawn(
-                self.loop, argv, env=environment, cwd=self.plan.start_of(worker),
-                stdin=os.path.join(self.plan.directory, stdin) if stdin else os.devnull,
+                self.loop, waiting(stdin, argv) if fifo else argv, env=environment, cwd=self.plan.start_of(worker),
+                stdin=os.devnull if fifo else stdin,
                 on_exit=lambda status: self._on_exit(worker, gen, status),
                 on_stdout=output.keep, on_stdout_piece=lambda piece: output.show(1, piece),
                 on_stderr=output.keep, on_stderr_piece=lambda piece: output.show(2, piece),

@@ -86,6 +86,8 @@ def test_check_says_what_would_happen_and_starts_nothing(place: Place) -> None: 
         (["--table", "w=14262238,1280000", "--", "true"], 73, "use fewer workers"),
         (["--table", "w=4", "--result", "t.py/x", "--", "true"], 2, "--result DIR"),
         (["--table", "w=4", "--stdin", "nosuch", "--", "true"], 2, "nosuch"),
+        (["--table", "w=4", "--stdin", ".", "--", "true"], 2, "--stdin .: a directory"),
+        (["-n", "2", "--table", "w=4", "--stdin", "fifo", "--", "true"], 2, "2 workers would share it"),
         (["--table", "w=4", "--ok-exit", "x", "--", "true"], 2, "whole numbers"),
     ],
 )
@@ -94,6 +96,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(place: Place, words: l
     place.write("broken.toml", "[job\n")
     place.write("deep.toml", f"x = {'[' * 100_000}{']' * 100_000}\n")
     place.write("zero.toml", '[job]\nenv = ["A=\\u0000"]\n')
+    os.mkfifo(place.directory / "fifo")
     done = place.run("run", *words, code=code)
     assert says in done.stderr and "Traceback" not in done.stderr
     assert not (place.directory / "plugml-runs").exists() and place.is_clean()
