@@ -93,6 +93,7 @@ class Run:
         self.channels: dict[tuple[int, int], Channel] = {}
         self.standing: ClusterFile | None = None  # the cluster that we have joined, where `plugml up` keeps it
         self.finish: e.Finish | None = None
+        self._publishing: tuple[e.PublishResult, Future[Saved]] | None = None  # the one whose outcome the machine has not heard
         self._late = 0  # a signal that came when all was done but the cluster's end
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="files")
         self._jobs: set[Future[Any]] = set()
@@ -167,7 +168,7 @@ class Run:
 
         self._in_thread(make, made)
 
-    def _in_thread(self, work: Callable[[], Any], then: Callable[[Future[Any]], None]) -> None:
+    def _in_thread(self, work: Callable[[], Any], then: Callable[[Future[Any]], None]) -> Future[Any]:
         job = self._pool.submit(work)
         self._jobs.add(job)
 
@@ -176,6 +177,7 @@ class Run:
             then(job)
 
         job.add_done_callback(lambda job: self.loop.call_soon_threadsafe(done, job))
+        return job
 
     def _drop_channel(self, effect: e.DropChannel) -> None:
         channel = self.channels.pop((effect.worker, effect.gen), None)
@@ -264,6 +266,8 @@ class Run:
         tables, formats = self.plan.spec.tables, self.plan.formats
 
         def published(job: Future[Saved]) -> None:
+            if self.finish is None:
+                self._publishing = None
             error = job.exception()
             if error is None:
                 self._feed(e.ResultSaved(effect.directory, *job.result()))
@@ -272,7 +276,8 @@ class Run:
             else:
                 raise error
 
-        self._in_thread(lambda: publish(tables, scratch, directory, effect.document, formats), published)
+        job = self._in_thread(lambda: publish(tables, scratch, directory, effect.document, formats), published)
+        self._publishing = effect, job
 
     def _finish(self, effect: e.Finish) -> None:
         self.finish = effect
@@ -318,7 +323,7 @@ class Run:
         if finish is None:
             self.screen.close(CLOSE_LIMIT_S)
             return EXIT_CRASH
-        summary, exit_code = finish.summary, finish.exit_code
+        summary, exit_code = self._with_late_result(finish.summary), finish.exit_code
         if self._late == signal.SIGTERM and exit_code == 0:
             exit_code = 128 + signal.SIGTERM
             summary = {**summary, "exit_code": exit_code, "reason": f"{summary['reason']}; SIGTERM came when the result was saved"}
@@ -337,6 +342,18 @@ class Run:
         if failure is not None and self.options.json:
             return exit_code or WorldError.exit_code
         return exit_code
+
+    def _with_late_result(self, summary: dict[str, Any]) -> dict[str, Any]:
+        """The run was ended while its result was being written: now it is known what became of that."""
+        if summary["result"] or self._publishing is None:
+            return summary
+        effect, job = self._publishing
+        error = job.exception()
+        if error is None:
+            return {**summary, "result": effect.directory, "files": list(job.result().files)}
+        self.place.discard(effect.scratch)
+        self.say("error", f"the result could not be saved in {effect.directory}: {getattr(error, 'strerror', '') or error}")
+        return summary
 
     # -- the end --------------------------------------------------------------------------------------------------------
 

@@ -183,6 +183,20 @@ def test_the_second_ctrl_c_ends_at_once(place: Place) -> None:  # noqa: F811
     assert "ended at once, nothing saved" in process.ended(130).stderr
 
 
+def test_the_second_ctrl_c_tells_of_a_result_that_was_just_being_written(place: Place) -> None:  # noqa: F811
+    place.write("big.py", BIG.replace("262144", "3_000_000"))
+    words = ["--table", "w=3000000,optimizer=add", "--export", "csv", "--name", "late"]
+    process = place.start("run", *words, "--", sys.executable, "big.py", "2", "")
+    runs = place.directory / "plugml-runs" / "late"
+    wait_for(lambda: list(runs.glob(".saving-*/w.csv")), "the result is being written")
+    process.send(signal.SIGINT)
+    process.heard("all workers have ended already")
+    process.send(signal.SIGINT)
+    done = process.ended(130)
+    assert "nothing saved" not in done.stderr and f"result in {runs}: w.csv, result.json" in done.stderr
+    assert (runs / "w.csv").stat().st_size == 3 + 3_000_000 * 4 and not list(runs.glob(".saving-*"))
+
+
 def test_two_runs_side_by_side_in_one_directory(place: Place) -> None:  # noqa: F811
     both = [place.start("run", "-n", "2", "--table", "w=4,optimizer=add", "--", *place.trainer(20, 0.01, g)) for g in (1, 2)]
     for process in both:
@@ -254,6 +268,8 @@ def test_a_full_disk_is_an_error_and_keeps_the_earlier_result(place: Place, tmp_
         done = place.run(*words, sys.executable, "big.py", "2", str(small / "filler"), code=1)
         assert "could not be saved in" in done.stderr and "is full" in done.stderr
         rescued = Path(done.stderr.split("result in ")[1].split(": ")[0])
+        document = json.loads((rescued / "result.json").read_text())
+        assert (document["state"], document["exit_code"]) == ("failed", 1) and "could not be saved in" in document["rescued"]
         assert rescued.parent == place.state / "plugml-rescued" and np.fromfile(rescued / "w.bin", "<f4").tolist() == [2.0] * 262144
         assert np.fromfile(small / "r" / "w.bin", "<f4").tolist() == [1.0] * 262144, "the earlier result"
         assert sorted(path.name for path in (small / "r").iterdir()) == ["result.json", "tables.npz", "w.bin"]
