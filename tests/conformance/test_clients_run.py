@@ -46,6 +46,7 @@ def said(place: Place, *words: str, code: int = 0) -> tuple[dict[str, list[str]]
 def test_the_whole_conversation(place: Place, name: str, servers: int, bell: str, toolchains: Toolchains, require: Callable[[str], None]) -> None:  # noqa: F811
     if bell == "sem":
         require("module:posix_ipc")
+        place.plugml = [sys.executable, "-m", "tests.marked"]
     command = [*toolchains.language(name).rows, *TALK]
     lines, _errors = said(place, "--servers", str(servers), "--bell", bell, *TABLES, "--", *command)
 

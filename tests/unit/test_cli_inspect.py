@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import subprocess
 import sys
 import tracemalloc
@@ -31,6 +30,7 @@ from plugml.shm_protocol.create import create_channel
 from plugml.shm_protocol.info import Info
 from plugml.shm_protocol.page import new_page
 from plugml.shm_protocol.root import boot_id, prepare_root
+from tests.leaks import own_root
 
 W = TableSpec("w", (20, 30), dtype="f64")
 M = TableSpec("m", (6, 4), order="F")
@@ -223,7 +223,7 @@ def test_lines_beyond_memory_are_refused(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    path = Path(f"/dev/shm/plugml-test-{os.getpid()}-{secrets.token_hex(4)}")
+    path = own_root()
     prepare_root(path)
     yield path
     assert os.listdir(path) == []
@@ -287,7 +287,7 @@ def test_any_bytes_in_a_channel_give_a_report(data: st.DataObject, tmp_path: Pat
 
 def seeds() -> list[bytes]:
     """Small whole files of every kind."""
-    where = Path(f"/dev/shm/plugml-inspect-{os.getpid()}")
+    where = own_root("inspect")
     where.mkdir()
     try:
         np.save(where / "a.npy", np.arange(6.0).reshape(2, 3))
