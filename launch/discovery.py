@@ -121,9 +121,28 @@ def make_private(directory: Path) -> None:
         directory.mkdir(mode=0o700, exist_ok=True)
         owner = directory.stat().st_uid
     except OSError as error:
-        raise WorldError(f"cannot make {directory}: {error.strerror}; set XDG_STATE_HOME or give --state") from error
+        raise _no_state(directory, error.strerror) from error
     if owner != os.getuid():
         raise RootError(f"{directory} belongs to another user (uid {owner}); give --state or --root elsewhere")
+
+
+def check_private(directory: Path) -> None:
+    """Refuse what `make_private` would refuse, as far as that is seen without making anything."""
+    try:
+        os.lstat(directory)
+    except FileNotFoundError:
+        pass  # it will be made
+    except OSError as error:  # a name that is too long, a file on the way
+        raise _no_state(directory, error.strerror) from error
+    there = _existing(directory)
+    if not there.is_dir():
+        raise _no_state(directory, f"{there} is no directory")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise _no_state(directory, f"{there} may not be written")
+
+
+def _no_state(directory: Path, why: str | None) -> UsageError:
+    return UsageError(f"cannot make {directory}: {why}; set XDG_STATE_HOME or give --state")
 
 
 # -- the locks and the file -------------------------------------------------------------------------------------------
@@ -141,7 +160,10 @@ class Hold:
         make_private(cluster.state)
         make_private(cluster.logs)
         advice = f"use it, end it by `plugml down {cluster.name}`, or take another --name"
-        self._locks = [_lock(cluster.state / LOCK, f"cluster {cluster.name} runs already (process %s): {advice}")]
+        try:
+            self._locks = [_lock(cluster.state / LOCK, f"cluster {cluster.name} runs already (process %s): {advice}")]
+        except OSError as error:
+            raise _no_state(cluster.state, error.strerror) from error
 
     def publish(self) -> None:
         """Take the root too, and write `cluster.json` into both: whoever looks sees a whole file or none."""
@@ -320,13 +342,13 @@ def _clean(stale: ClusterFile) -> None:
         stale = stale._replace(state=stale.root)  # its state is gone, only the root is left
     try:
         hold = Hold(stale)
-    except (WorldError, OSError):
+    except (WorldError, UsageError, OSError):
         return
     try:
         if stale.root.is_dir():
             hold.publish()
         hold.withdraw()
-    except (WorldError, OSError):
+    except (WorldError, UsageError, OSError):
         hold.close()  # the root is another cluster's by now, or not ours to write
 
 
@@ -342,7 +364,7 @@ def _clean_private(stale: ClusterFile) -> None:
                 locks.append(_lock(directory / LOCK, "%s holds it"))
         if not has_root(stale) or _remove_root(stale.root):
             shutil.rmtree(stale.state, ignore_errors=True)
-    except (WorldError, OSError):
+    except (WorldError, UsageError, OSError):
         return  # it is starting, or somebody else removes it just now
     finally:
         for lock in locks:
@@ -389,7 +411,7 @@ def _read(path: Path) -> ClusterFile | None:
 
 
 def _existing(path: Path) -> Path:
-    """The nearest directory above that is there."""
-    while not path.exists():
+    """The nearest directory above that is there, and that we may see."""
+    while not os.path.exists(path):
         path = path.parent
     return path

@@ -55,6 +55,8 @@ def check_programs(plan: RunPlan, environ: Mapping[str, str]) -> None:
     for name, readers in inputs.items():
         if name and not later:
             check_stdin(name, plan.directory, readers)
+    if plan.rules.command and "{" not in plan.rules.command[0]:
+        check_program(plan.rules.command[0], environ.get("PATH", os.defpath), plan.directory, "evaluation")
 
 
 def check_stdin(name: str, directory: str, readers: int) -> None:
@@ -72,22 +74,22 @@ def check_stdin(name: str, directory: str, readers: int) -> None:
         )
 
 
-def check_program(command: str, path: str, directory: str) -> None:
-    shown = words.command_line([command])
+def check_program(command: str, path: str, directory: str, what: str = "trainer") -> None:
+    shown = f"{what} {words.command_line([command])}"
     if "/" not in command:
         if shutil.which(command, path=path) is None:
             here = " (there is one in this directory: write ./ in front)" if os.path.exists(os.path.join(directory, command)) else ""
-            raise NotFoundError(f"trainer {shown} was not found in PATH{here}", 127)
+            raise NotFoundError(f"{shown} was not found in PATH{here}", 127)
         return
     full = os.path.join(directory, command)
     try:
         found = os.stat(full)
     except OSError as error:
-        raise NotFoundError(f"trainer {shown} cannot be found: {error.strerror}; the path starts at {directory}", 127) from error
+        raise NotFoundError(f"{shown} cannot be found: {error.strerror}; the path starts at {directory}", 127) from error
     if stat.S_ISDIR(found.st_mode):
-        raise NotFoundError(f"trainer {shown} is a directory", 126)
+        raise NotFoundError(f"{shown} is a directory", 126)
     if not os.access(full, os.X_OK):
-        raise NotFoundError(f"trainer {shown} is not executable: chmod +x it, or name its interpreter in front", 126)
+        raise NotFoundError(f"{shown} is not executable: chmod +x it, or name its interpreter in front", 126)
 
 
 def start_failure(command: Sequence[str], error: OSError) -> tuple[str, int]:
@@ -228,7 +230,7 @@ def check_space(room: Room, plan: RunPlan) -> None:
             f"memory = {words.amount(plan.spec.memory_bytes)}, and the dense tables need {words.amount(dense)} for values and optimizers: raise it"
         )
     if room.result > room.result_free:
-        raise WorldError(
+        raise UsageError(
             f"the result needs {words.amount(room.result)}, and {plan.result} has {words.amount(room.result_free)} free: "
             "choose another place with --result DIR"
         )
