@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from ..core.errors import NoClusterError, RootError, UsageError, WorldError
 from ..core.table import check_name
-from ..shm_protocol.root import CLUSTER_NAME_MAX, boot_id, channel_parts, default_root, file_system, lock_agent, sweep
+from ..shm_protocol.root import CLUSTER_NAME_MAX, boot_id, default_root, file_system, lock_agent, sweep
 
 FILE, LOCK, LOGS = "cluster.json", "cluster.lock", "logs"
 VERSION = 1
@@ -222,7 +222,7 @@ def _remove_root(root: Path) -> bool:
         if sweep(root, boot_id()).channels:
             return False
         shutil.rmtree(root, ignore_errors=True)
-        return True
+        return not root.exists()  # a channel may just be being made in it
     finally:
         os.close(lock)
 
@@ -231,17 +231,6 @@ def has_root(cluster: ClusterFile) -> bool:
     """Whether its root is there and surely its own: `PLUGML_ROOT` may name a directory with anything in it."""
     there = _read(cluster.root / FILE)
     return cluster.root.is_dir() and cluster.name == (cluster.root.name if there is None else there.name)
-
-
-def left_in(cluster: ClusterFile) -> str:
-    """Why the root of a cluster that is down is still there, "" when it is not."""
-    root = cluster.root
-    try:
-        jobs = sorted({parts[0] for name in os.listdir(root) if (parts := channel_parts(name))})
-    except OSError:
-        return ""
-    who = f"channels of job {', '.join(jobs)} are kept there by `plugml run`" if jobs else "somebody's agent serves it"
-    return f"{root} stays: {who}; when that has ended, `plugml down {cluster.name} --purge` removes it"
 
 
 def keeper_of(cluster: ClusterFile) -> int:

@@ -20,7 +20,7 @@ SHELLS = {
     "server": {"main.py"},
     "master": {"main.py", "store.py"},
     "agent": {"main.py", "disk.py", "door.py", "exportdisk.py", "piecefile.py"},
-    "launch": {"main.py", "agentlink.py", "cluster.py", "daemon.py", "discovery.py", "export_files.py", "export_rows.py", "fifo.py", "guard.py", "host.py", "keeper.py", "evaluation.py", "datafiles.py", "private.py", "output.py", "progress.py", "result.py", "start.py"},
+    "launch": {"main.py", "agentlink.py", "cluster.py", "daemon.py", "discovery.py", "export_files.py", "export_rows.py", "fifo.py", "guard.py", "host.py", "keeper.py", "evaluation.py", "datafiles.py", "private.py", "output.py", "progress.py", "result.py", "start.py", "takedown.py"},
 }  # fmt: skip
 MACHINE_BANS = {"time", "random", "asyncio", "threading", "socket", "subprocess", "uvloop", "zmq", "select", "signal"}
 LINES_MAX = 420
