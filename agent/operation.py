@@ -121,9 +121,8 @@ class Operation:
         newest = self.job.newest_gen(self.channel.worker)
         if newest > self.channel.gen:
             return self.fail(Code.FENCED, self._fenced(newest))
-        ended = self.job.ended()
-        if ended is not None:
-            return self._finish() if self.delivery.leaving else self.fail(*ended)
+        if (ended := self.job.ended() or self.job.failure) is not None:
+            return self.on_end(*ended)
         try:
             self._check()
         except RequestError as error:
@@ -332,12 +331,15 @@ class Operation:
         """A new map: what is owed by ranges that have moved is asked for where they lie now."""
         if not self.started:
             return self.start(now_us)
-        ended = self.job.ended()
-        if ended is not None:
-            return self._finish() if self.delivery.leaving else self.fail(*ended)
+        if (ended := self.job.ended()) is not None:
+            return self.on_end(*ended)
         return [*self.owed.resend(moved), *(self.owed.resend_to_clock() if clock_moved else ()), *self.pump(now_us)]
 
     # -- the end
+
+    def on_end(self, code: Code, text: str) -> list[Any]:
+        """The job has ended, or cannot go on."""
+        return self._finish() if self.delivery.leaving else self.fail(code, text)
 
     def fail(self, code: Code, text: str, told: bool = False) -> list[Any]:
         """Answer err and forget the rest."""

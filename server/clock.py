@@ -7,6 +7,7 @@
     slowest, closed, members ...    ->  Standing          to every other agent, as a notice
     membership changes              ->  Roster            to every server of the job, until all ranges acked
     two workers push the same bytes ->  Twins             to the agents of both
+    a range cannot close (Refuse)   ->  Refuse            to every agent, and to each that speaks from then on
 
 Closes are decided once, in order, with the incarnation that ticked.  Owns membership, ticks, the stop clock and the claim
 on first values; pieces and twins have books of their own.  Refuses to know values, pushes, and how many agents there will be.
@@ -52,6 +53,7 @@ class ClockMachine:
         self.stop_clock = spec.stop_clock or -1  # all workers end when they have finished so many clocks; -1 = none is known
         self.work = Worklist(spec.pieces, spec.passes)
         self.twins = Twins()
+        self.failure: m.Refuse | None = None  # a range cannot close: nothing is closed any more, and the job has to be ended
         self._asked_to_stop = False  # a rule has fired: nothing changes stop_clock any more
         self._limits = limits
         self._workers_max = limits.workers_max
@@ -79,11 +81,14 @@ class ClockMachine:
         if isinstance(message, m.RosterAck):
             self.outbox.on_roster_ack(sender, message, now_us)
             return []
+        if isinstance(message, m.Refuse):
+            return self._on_failure(sender, message)
 
         before = self._notice()
         roster = self.members.number
         answer = _HANDLERS[type(message)](self, sender, message)
-        effects = self._close_what_is_done(now_us)
+        effects: list[Any] = [Send(sender, self.failure)] if self.failure is not None else []
+        effects += self._close_what_is_done(now_us)
         if self.members.number != roster:
             effects += self.outbox.roster(self._roster(), now_us)
         if isinstance(answer, Member):
@@ -274,7 +279,7 @@ class ClockMachine:
     def _close_what_is_done(self, now_us: int) -> list[Any]:
         """Close every clock that all its members have finished.  A clock of which nobody is left is closed empty."""
         effects: list[Any] = []
-        if not self._closes:
+        if not self._closes or self.failure is not None:
             return effects
         while self._done(self.closed):
             effects += self.outbox.close(self._close(self.closed), now_us)
@@ -295,6 +300,14 @@ class ClockMachine:
                 totals[table] = totals.get(table, 0.0) + weight
         members = tuple((worker, ticks[worker][0]) for worker in sorted(ticks))
         return m.Close(self.job, self.epoch, self.token, clock, members, tuple(sorted(totals.items())))
+
+    def _on_failure(self, sender: str, refuse: m.Refuse) -> list[Any]:
+        """One range cannot close.  The others go no further than they are, so that what is saved is of one time, or nearly."""
+        if self.failure is not None or not self.outbox.owns(sender, refuse.range):
+            return []
+        self.failure = refuse._replace(range=self.number, epoch=self.epoch, token=self.token)
+        told = Log("job_failed", {"job": self.job, "range": refuse.range, "reason": refuse.text})
+        return [told, *(Send(agent, self.failure) for agent in self._agents)]
 
     # -- what is told
 
@@ -328,7 +341,7 @@ class ClockMachine:
         self.outbox.check()
         assert self.outbox.floor <= self.closed, "a range closed a clock that was not closed"
         assert all(clock >= self.closed for clock in self._ticks), "a tick of a closed clock was kept"
-        if self._closes and self.members.count:
+        if self._closes and self.members.count and self.failure is None:
             assert self.members.slowest <= self.closed, "a clock that all have finished is not closed"
         assert self.initialised <= self._claim
         assert not self._news, "an event left something unsaid"
@@ -339,7 +352,7 @@ class ClockMachine:
     def digest(self) -> int:
         state = (
             self.members.roster(), [member.finished for member in self.members.rows.values()], self.closed, self.initialised,
-            self._claim, self._claimer, sorted(self._ticks.items()), self.outbox.state(), self.stop_clock, self.work.state(),
+            self._claim, self._claimer, sorted(self._ticks.items()), self.outbox.state(), self.stop_clock, self.work.state(), self.failure,
         )  # fmt: skip
         return crc32(repr(state).encode())
 

@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 
 class JobFailed(NamedTuple):
-    """A range cannot go on without storing what is no number.  The node reports it to the master."""
+    """A range cannot go on without storing what is no number, and keeps what it has.  The node tells the keeper of the clock."""
 
     job: int
+    range: int
+    code: int
     reason: str
 
 

@@ -60,7 +60,7 @@ class ServerMachine:
         self._handlers: dict[type[Any], Callable[[str, Any], None]] = {
             **dict.fromkeys((m.Push, m.Pull, m.PullAt, m.Scan, m.Init, m.LastAsk), self._on_range),
             **dict.fromkeys((m.Join, m.Tick, m.Leave, m.StandingAsk, m.ClaimAsk, m.InitDone, m.StopAsk, m.NextAsk), self._on_clock),
-            **dict.fromkeys((m.CloseAck, m.RosterAck), self._on_clock_ack),
+            **dict.fromkeys((m.CloseAck, m.RosterAck, m.Refuse), self._on_clock_ack),
             m.Close: self._on_close, m.Roster: self._on_roster, m.MapTold: self._on_map, m.Registered: self._on_registered,
             m.BeatAck: self._on_beat_ack, m.Done: self._on_done, Turn: self._on_turn, Warm: self._on_warm,
         }  # fmt: skip
@@ -123,9 +123,16 @@ class ServerMachine:
             if type(effect) is Send and effect.to == self.name:
                 self._own.append(effect.message)
             elif type(effect) is JobFailed:
-                self._effects += self.link.job_failed(effect.job, effect.reason, self._now_us)
+                self._tell_keeper(effect)
             else:
                 self._effects.append(effect)
+
+    def _tell_keeper(self, failed: JobFailed) -> None:
+        """The clock's keeper tells everybody that the job cannot go on, and brings the close again until it has heard so."""
+        hosted = self.jobs[failed.job]
+        server, epoch = hosted.keeper
+        news = m.Refuse(failed.job, failed.range, epoch, hosted.token, 0, m.NOBODY, 0, 0, failed.code, failed.reason)
+        self._emit([Send(server, news)] if server else [])
 
     # -- ranges
 
@@ -202,7 +209,7 @@ class ServerMachine:
         self._emit(clock.on_message(sender, message, self._now_us))
 
     def _on_clock_ack(self, sender: str, message: Any) -> None:
-        """An ack of ranges.  A late one of an old map changes nothing that is true."""
+        """An ack of ranges, or one that cannot close.  A late one of an old map changes nothing that is true."""
         hosted = self.jobs.get(message.job)
         if hosted is not None and hosted.clock is not None and message.epoch == hosted.clock.epoch:
             self._emit(hosted.clock.on_message(sender, message, self._now_us))

@@ -38,6 +38,9 @@ class Outbox:
             self._closed.setdefault(number, 0)
             self._rostered.setdefault(number, 0)
 
+    def owns(self, server: str, number: int) -> bool:
+        return bool(server) and self._owner.get(number) == server
+
     def close(self, close: Close, now_us: int) -> list[Send]:
         self._closes[close.clock] = close
         self._arm(now_us)

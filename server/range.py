@@ -226,8 +226,10 @@ class RangeMachine:
 
     def _on_close(self, sender: str, close: m.Close) -> Effects:
         """Close exactly the next clock: an earlier one is a repeat, a later one comes again."""
-        if close.clock != self.closed or self.failure is not None:
+        if close.clock != self.closed:
             return []
+        if self.failure is not None:
+            return [self._failed(self.failure)]  # it was not heard yet
 
         plan = self._staging.plan(close.clock, close.members)
         scalars = {holder.table: holder.scalars(close.clock) for holder in plan.holders()}
@@ -248,10 +250,13 @@ class RangeMachine:
         return self._fence_parked()
 
     def _fail(self, failure: RequestError) -> Effects:
-        """The values stay as they were, whoever waits is told, and the job ends with the reason."""
+        """The values stay as they were, for exports to read; whoever waits is told, and the job ends with the reason."""
         self.failure = failure
         waiting = self._parking.take_if(lambda pull: True)
-        return [JobFailed(self.job, failure.text), *(Send(sender, self._refuse_pull(failure, pull)) for sender, pull in waiting)]
+        return [self._failed(failure), *(Send(sender, self._refuse_pull(failure, pull)) for sender, pull in waiting)]
+
+    def _failed(self, failure: RequestError) -> JobFailed:
+        return JobFailed(self.job, self.number, int(failure.code), failure.text)
 
     # -- pulls
 
@@ -265,7 +270,7 @@ class RangeMachine:
             row_gen, last = self.rows.get(pull.worker, (0, 0))
             if pull.gen < row_gen:
                 effects.append(Send(sender, self._refuse_pull(_fenced(pull.worker, pull.gen, row_gen), pull)))
-            elif self.failure is not None:
+            elif self.failure is not None and (pull.worker != m.NOBODY or pull.closed > self.closed):
                 effects.append(Send(sender, self._refuse_pull(self.failure, pull)))
             elif pull.after > (last if pull.gen == row_gen else 0):
                 self._parking.park(sender, pull, for_push=True)

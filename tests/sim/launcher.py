@@ -195,6 +195,8 @@ class Launcher:
     def _event(self, document: dict[str, Any]) -> None:
         if document["event"] == "job" and (document["job"], document["run"]) == (self.spec.name, self.job_number):
             self._job_news(str(document.get("state", "")), str(document.get("reason", "")))
+        elif document["event"] == "failing" and (document["job"], document["run"]) == (self.spec.name, self.job_number):
+            self._job_news("failed", str(document["text"]))
 
     def _job_news(self, state: str, reason: str) -> None:
         if state and state != "running":
@@ -209,7 +211,9 @@ class Launcher:
             return
         if asked["op"] in ("exited", "opened"):
             return  # the channel is gone already
-        if answer.get("code") == "NONFINITE" and asked["op"] == "export" and self.ledger.doomed:
+        if answer.get("code") == "NONFINITE" and asked["op"] in ("attach", "export") and self.ledger.doomed:
+            self._job_news("failed", str(answer.get("text", "")))
+            self.starting = [worker for worker in self.starting if worker != asked.get("worker")]
             return
         if asked["op"] == "export" and asked.get("at") and answer.get("code") in ("RANGE", "AGAIN"):
             self.world.reached("snapshot that is not kept")
@@ -338,8 +342,8 @@ class Launcher:
         self.ledger.stopping.told(int(answer["stop_clock"]), max(self.ledger.roll.ticking.values(), default=0))
 
     def end_job(self, then: Callable[[dict[str, Any]], None]) -> None:
-        fields = {"job": self.spec.name, "state": "finished", "reason": "every worker has finished"}
-        self.ask("end", fields, then)
+        reason = self.reason if self.job_state else "every worker has finished"
+        self.ask("end", {"job": self.spec.name, "state": self.job_state or "finished", "reason": reason}, then)
 
     def export(self, place: str, then: Callable[[dict[str, Any]], None], at: int = 0) -> None:
         self.ask("export", {"job": self.spec.name, "dir": place} | ({"at": at} if at else {}), then)

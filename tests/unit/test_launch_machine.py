@@ -487,6 +487,16 @@ def test_a_lost_job_explains_a_program_that_failed_of_it_just_before() -> None:
     assert "server s0 died" in ends(t, 1, "lost")["reason"]
 
 
+def test_of_a_job_that_cannot_go_on_the_values_are_saved_before_it_is_ended() -> None:
+    t = Theatre().start()
+    t.train(4)
+    t.tell(e.AgentNews({"event": "failing", "job": "other", "run": 7, "text": "not ours"}))
+    assert not t.machine.verdict
+    t.tell(e.AgentNews({"event": "failing", "job": "t", "run": 7, "text": "clock 4 cannot be closed"}))
+    summary = ends(t, 1, "failed")
+    assert "clock 4 cannot be closed" in summary["reason"] and summary["result"].endswith("/failed")
+
+
 def test_a_job_stopped_from_outside() -> None:
     t = Theatre().start()
     t.tell(e.AgentNews({"event": "job", "job": "other", "state": "stopped", "reason": ""}))
