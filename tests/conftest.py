@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 from collections.abc import Callable, Generator
 from typing import Any, NoReturn
 
@@ -20,7 +21,22 @@ from tests.leaks import no_leaks, test_mark
 __all__ = ["no_leaks", "test_mark"]
 
 REQUIRE_ALL = os.environ.get("PLUGML_REQUIRE_ALL", "") not in ("", "0")
+MOST = 6  # more processors have nothing to do while the longest tests run
 FORGIVEN = "does not apply here: "
+
+
+# -- the session -----------------------------------------------------------------------------------------------------
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Half of what tests do is waiting: two processes more than there are processors."""
+    return min(len(os.sched_getaffinity(0)), MOST) + 2
+
+
+def pytest_configure() -> None:
+    """A session in the background of a script was told to ignore SIGINT; what it starts is not."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # -- toolchains -------------------------------------------------------------------------------------------------------

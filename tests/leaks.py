@@ -28,6 +28,7 @@ from plugml.shm_protocol import create, semaphore
 
 MARK = "PLUGML_TEST_MARK"  # a process whose environment holds it was started by the test, however far down
 END_LIMIT_S = 20.0  # a hang limit: processes that were told to end have this long
+UNSWEPT = "/plugml_unswept-"
 MEMORY = Path("/dev/shm")
 ROOTS = (MEMORY / f"plugml-{os.getuid()}", Path(f"/run/plugml/{os.getuid()}"))  # of clusters that were given none
 
@@ -37,9 +38,14 @@ def own_root(word: str = "test") -> Path:
     return MEMORY / f"plugml-{word}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
-def own_semaphore(mark: str, prefix: str = "/plugml-") -> str:
+def own_semaphore(mark: str) -> str:
     """A name for a semaphore, as `semaphore.new_name` gives it; its first half is the test's."""
-    return f"{prefix}{mark[:16]}{secrets.token_hex(8)}"
+    return f"/plugml-{mark[:16]}{secrets.token_hex(8)}"
+
+
+def unswept(name: str) -> str:
+    """A name with which it stays though nobody holds it: agents of others on this host sweep what is called as plugml calls it."""
+    return name.replace("/plugml-", UNSWEPT)
 
 
 class Left(NamedTuple):

@@ -52,11 +52,6 @@ class Ran(NamedTuple):
     output: str
 
 
-@pytest.fixture(scope="session")
-def toolchains(tmp_path_factory: pytest.TempPathFactory, require: Callable[[str], None]) -> Toolchains:
-    return Toolchains(tmp_path_factory.mktemp("compiled"), require)
-
-
 @pytest.fixture(autouse=True)
 def own_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """R and the shell driver make a directory in TMPDIR, and a killed one leaves it there."""

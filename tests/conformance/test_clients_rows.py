@@ -38,11 +38,6 @@ class Ran(NamedTuple):
     code: int
 
 
-@pytest.fixture(scope="session")
-def toolchains(tmp_path_factory: pytest.TempPathFactory, require: Callable[[str], None]) -> Toolchains:
-    return Toolchains(tmp_path_factory.mktemp("compiled-rows"), require)
-
-
 @pytest.fixture(autouse=True)
 def own_scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))

@@ -23,11 +23,6 @@ TABLES = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="session")
-def toolchains(tmp_path_factory: pytest.TempPathFactory, require: Callable[[str], None]) -> Toolchains:
-    return Toolchains(tmp_path_factory.mktemp("compiled-run"), require)
-
-
 def said(place: Place, *words: str, code: int = 0) -> tuple[dict[str, list[str]], str]:  # noqa: F811
     """What each worker printed, and what plugml and all of them said on stderr."""
     place.environ |= ENVIRONMENT

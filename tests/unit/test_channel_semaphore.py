@@ -27,7 +27,8 @@ from plugml.shm_protocol.info import SEMAPHORE, Info, parse_info
 from plugml.shm_protocol.request import Reply, format_reply, parse_reply
 from plugml.shm_protocol.root import boot_id, prepare_root, remove_channel, sweep
 from plugml.shm_protocol.twin import MemoryFiles, adopt_twin
-from tests.leaks import own_root, own_semaphore
+from tests import leaks
+from tests.leaks import own_root
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 SPEC = JobSpec("job", 1, (TableSpec("w", (3,)),), bell="sem")
@@ -40,14 +41,13 @@ def named() -> set[str]:
 
 @pytest.fixture
 def unswept(test_mark: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Names, and so semaphores, that agents of others on this host do not sweep while nobody holds them; gives their beginning."""
-    prefix = "/plugml_unswept-"
-    monkeypatch.setattr(semaphore, "SEMAPHORE", re.compile(prefix + r"[0-9a-f]{32}\Z"))
+    """Semaphores that agents of others on this host do not sweep while nobody holds them; gives the beginning of their names."""
+    monkeypatch.setattr(semaphore, "SEMAPHORE", re.compile(leaks.UNSWEPT + r"[0-9a-f]{32}\Z"))
     monkeypatch.setattr(info_module, "SEMAPHORE", semaphore.SEMAPHORE)
-    monkeypatch.setattr(root_module, "_SEM_LINE", re.compile(rb"^sem=(%b[0-9a-f]{32})$" % prefix.encode(), re.MULTILINE))
+    monkeypatch.setattr(root_module, "_SEM_LINE", re.compile(rb"^sem=(%b[0-9a-f]{32})$" % leaks.UNSWEPT.encode(), re.MULTILINE))
     for module in (create, semaphore):
-        monkeypatch.setattr(module, "new_name", lambda: own_semaphore(test_mark, prefix))
-    return prefix
+        monkeypatch.setattr(module, "new_name", lambda: leaks.unswept(leaks.own_semaphore(test_mark)))
+    return leaks.UNSWEPT + test_mark[:16]
 
 
 @pytest.fixture
@@ -291,7 +291,7 @@ def test_one_that_is_kept_is_never_removed_whoever_names_it(root: Path) -> None:
         adopted(kept).abandon()
 
 
-def test_what_killed_makers_left_without_a_directory_is_swept(root: Path, unswept: str, test_mark: str) -> None:  # SPEC 5.15
+def test_what_killed_makers_left_without_a_directory_is_swept(root: Path, unswept: str) -> None:  # SPEC 5.15
     """The root was deleted by hand, so that nothing names the semaphore any more."""
     script = (
         "import os, pathlib, re, secrets, signal, sys\n"
@@ -304,7 +304,7 @@ def test_what_killed_makers_left_without_a_directory_is_swept(root: Path, unswep
         "print(kept.info.sem, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    ended = subprocess.run([sys.executable, "-c", script, str(root), own_semaphore(test_mark, unswept)[:-16]], stdout=subprocess.PIPE, text=True, timeout=HANG_S)
+    ended = subprocess.run([sys.executable, "-c", script, str(root), unswept], stdout=subprocess.PIPE, text=True, timeout=HANG_S)
     name = ended.stdout.strip()
     shutil.rmtree(root / "job.0.1")
     waiter = posix_ipc.Semaphore(name)

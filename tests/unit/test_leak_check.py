@@ -28,7 +28,7 @@ from plugml.shm_protocol import create, semaphore
 from plugml.shm_protocol.info import Info
 from plugml.shm_protocol.root import boot_id, prepare_root
 from tests import leaks
-from tests.leaks import no_leaks, test_mark
+from tests.leaks import no_leaks, test_mark, unswept
 
 leaks.END_LIMIT_S = 0.2
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -75,14 +75,14 @@ def kept_root():
 
 def test_root_of_a_cluster_without_a_root_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(leaks, "ROOTS", (Path("roots").resolve(),))
-    for name, state in (("mine", tmp_path), ("foreign", Path("/home/somebody"))):
+    for name, state in (("mine", tmp_path), ("foreign", Path("/var/somewhere"))):
         root = leaks.ROOTS[0] / name
         root.mkdir(parents=True)
         (root / "cluster.json").write_text('{"state": "%s"}' % state)
 
 
 def test_semaphore():
-    name = semaphore.new_name()
+    name = unswept(semaphore.new_name())
     posix_ipc.Semaphore(name, posix_ipc.O_CREX).close()
     left("/dev/shm/sem." + name[1:])
 
@@ -90,12 +90,13 @@ def test_semaphore():
 def test_semaphore_of_a_killed_child():
     script = '''
 import os, runpy, signal, sys
+import posix_ipc
 from plugml.cli import main
 from plugml.shm_protocol import create
-from plugml.shm_protocol.semaphore import Semaphore
+from tests.leaks import unswept
 def run():
-    name = create.new_name()
-    Semaphore.make(name)
+    name = unswept(create.new_name())
+    posix_ipc.Semaphore(name, posix_ipc.O_CREX)
     print("/dev/shm/sem." + name[1:], flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 main.main = run
@@ -160,7 +161,7 @@ def test_each_kind_of_leak_fails_its_own_session_and_no_other(session: Session, 
 
 
 def test_what_this_test_leaves_is_seen_wherever_it_is(test_mark: str, tmp_path: Path) -> None:
-    name = leaks.own_semaphore(test_mark)
+    name = leaks.unswept(leaks.own_semaphore(test_mark))
     posix_ipc.Semaphore(name, posix_ipc.O_CREX).close()
     root = leaks.own_root()
     root.mkdir()
