@@ -44,6 +44,7 @@ def insist(program: Program, reply: Reply) -> Reply:
     for _ in range(INSIST_MAX):
         if reply.code is not Code.AGAIN:
             return reply
+        program.world.run(0.01)
         program.ring()
         reply = program.answer(300.0)
     raise AssertionError(f"no room after {INSIST_MAX} rings: {program.err()}")
