@@ -343,6 +343,7 @@ def test_ctrl_c_after_the_last_worker_changes_nothing_and_a_second_one_tells_wha
         t.tell(e.Signalled(2))
         assert t.texts[-1].endswith(says)
         assert bool(ends(t, 130, "stopped")["result"]) == (op == "end")
+        assert t.log.count("DiscardResult()") == (op == "export"), "nothing half written stays"
 
 
 def test_a_second_ctrl_c_while_files_are_written_does_not_say_that_nothing_is_saved() -> None:
