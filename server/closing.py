@@ -12,6 +12,7 @@ from typing import Any
 from ..core.effects import Send
 from ..wire.messages import Close, CloseAck
 from .hosted import Hosted
+from .range import RangeMachine
 
 
 class Closing:
@@ -23,16 +24,25 @@ class Closing:
         self._close = close
         self._left = deque(hosted.ranges)
         self._closed: list[int] = []
+        self._at: RangeMachine | None = None  # in the middle of its close
 
     def go_on(self, budget_bytes: int, emit: Callable[[list[Any]], None], now_us: int) -> int:
         """Ask ranges until the budget is used up; returns what is left of it.  At least one range is asked."""
-        while self._left:
-            held = self.hosted.ranges.get(self._left.popleft())
-            if held is None:
-                continue
-            if held.closed == self._close.clock:
-                budget_bytes -= held.closing_bytes(self._close.clock)
-            emit(held.on_message(self._sender, self._close, now_us))
+        while self._left or self._at is not None:
+            if self._at is not None:
+                held = self._at
+                emit(held.go_on())
+            else:
+                known = self.hosted.ranges.get(self._left.popleft())
+                if known is None:
+                    continue
+                held = known
+                if held.closed == self._close.clock:
+                    budget_bytes -= held.closing_bytes(self._close.clock)
+                emit(held.on_message(self._sender, self._close, now_us))
+            self._at = held if held.suspended else None
+            if self._at is not None:
+                return 0
             if held.closed > self._close.clock:
                 self._closed.append(held.number)
             if budget_bytes <= 0:
@@ -40,8 +50,13 @@ class Closing:
         return budget_bytes
 
     @property
+    def suspended(self) -> bool:
+        """A range is in the middle of its close."""
+        return self._at is not None
+
+    @property
     def over(self) -> bool:
-        return not self._left
+        return not self._left and self._at is None
 
     def ack(self) -> list[Any]:
         if not self._closed:

@@ -12,7 +12,7 @@ from ..core.errors import Code, RequestError
 from ..core.job import JobSpec
 from ..core.jobmap import Bucket, Piece
 from ..wire.messages import ABSENT, BLOCK, BY_VALUE, IDS, Segment
-from .blocks import Array, Blocks, Scalars
+from .blocks import Array, Blocks, Scalars, Slices
 from .buckets import Buckets, Pushed
 from .memory import Memory
 from .place import Items, News, Place
@@ -119,19 +119,21 @@ class Contents:
 
     # -- steps, beside what is visible
 
-    def prepare(self, load: Load, scalars: Scalars) -> Prepared:
+    def prepare(self, load: Load, scalars: Scalars) -> Slices[Prepared]:
         """Steps of what is not staged, made beside the visible values; room for all rows that are new."""
         at_once, staged = load.split()
         steps: list[Step] = []
         if load.groups:
             self.buckets.admit(load.groups)
-            steps = self.buckets.stepped(at_once.groups, scalars)
-        return Prepared(self.blocks.stepped(at_once.items, scalars), steps, staged)
+            steps = yield from self.buckets.stepped(at_once.groups, scalars)
+        news = yield from self.blocks.stepped(at_once.items, scalars)
+        return Prepared(news, steps, staged)
 
-    def close(self, plan: Plan, totals: Mapping[int, float], scalars: Scalars) -> Prepared:
+    def close(self, plan: Plan, totals: Mapping[int, float], scalars: Scalars) -> Slices[Prepared]:
         """One step with what the members of a clock have pushed."""
-        steps = self.buckets.closed(plan.rows, totals, scalars)
-        return Prepared(self.blocks.closed(plan.blocks, totals, scalars), steps, NOTHING)
+        steps = yield from self.buckets.closed(plan.rows, totals, scalars)
+        news = yield from self.blocks.closed(plan.blocks, totals, scalars)
+        return Prepared(news, steps, NOTHING)
 
     def offer(self, load: Load) -> Prepared:
         """First values."""
@@ -139,15 +141,15 @@ class Contents:
             raise RequestError(Code.RANGE, f"{load.groups[0].rows} is sparse and takes no first values")
         return Prepared(self.blocks.offered(load.items), [], NOTHING)
 
-    def apply(self, prepared: Prepared) -> None:
+    def apply(self, prepared: Prepared) -> Slices[None]:
         """Make steps visible."""
         self.blocks.replace(prepared.news)
         if prepared.steps:
-            self.buckets.take(prepared.steps)
+            yield from self.buckets.take(prepared.steps)
 
-    def hold(self, load: Load) -> list[Pushed]:
+    def hold(self, load: Load) -> Slices[list[Pushed]]:
         """Rows that wait for a close have their places from here on."""
-        return self.buckets.hold(load.groups) if load.groups else []
+        return (yield from self.buckets.hold(load.groups)) if load.groups else []
 
     # -- snapshots
 

@@ -25,15 +25,12 @@ from .effects import JobFailed, Turn, Warm
 from .hosted import Hosted
 from .link import Identity, MasterLink
 from .memory import Array, Memory, never_lent
+from .pool import endless_room
+from .range import RangeMachine
 from .warmth import State, Warmth
 
 _READS = (m.Pull, m.PullAt, m.Scan)
 _OF_MASTER = frozenset({m.MapTold, m.Registered, m.BeatAck, m.Done})
-
-
-def endless_room() -> int:
-    """For places where nobody counts memory."""
-    return 1 << 62
 
 
 class ServerMachine:
@@ -54,6 +51,8 @@ class ServerMachine:
         self._linked: dict[str, str] = {}  # other servers that our clocks speak to, with their endpoints
         self._closings: deque[Closing] = deque()
         self._turning = False  # a Turn is on its way back
+        self._pushing: tuple[Hosted, RangeMachine] | None = None  # in the middle of a large push
+        self._later: deque[tuple[str, Any]] = deque()  # what came meanwhile, in order
         self._own: deque[Any] = deque()  # messages to ourselves
         self._effects: list[Any] = []
         self._now_us = 0
@@ -71,8 +70,17 @@ class ServerMachine:
         """Whatever a server is sent.  A peer that breaks the protocol is logged, and nothing of its message is done."""
         self._memory.begin_event()
         self._now_us = now_us
-        self._do(sender, message)
+        if self._busy and sender not in ("", self.link.master):
+            if len(self._later) < self._limits.parked_max:  # more are as if lost: agents ask again
+                self._later.append((sender, message))
+        else:
+            self._do(sender, message)
         return self._finish()
+
+    @property
+    def _busy(self) -> bool:
+        """A range is in the middle of something large: nobody else may look at it."""
+        return self._pushing is not None or bool(self._closings and self._closings[0].suspended)
 
     def _do(self, sender: str, message: Any) -> None:
         try:
@@ -111,10 +119,13 @@ class ServerMachine:
         return due_us
 
     def _finish(self) -> list[Any]:
-        """What we told ourselves is done in the same event."""
-        while self._own:
-            message = self._own.popleft()
-            self._handlers[type(message)](self.name, message)
+        """What we told ourselves is done in the same event, then what came while a range was busy."""
+        while (self._own or self._later) and not self._busy:
+            if self._own:
+                message = self._own.popleft()
+                self._handlers[type(message)](self.name, message)
+            else:
+                self._do(*self._later.popleft())
         effects, self._effects = self._effects, []
         return effects
 
@@ -154,6 +165,9 @@ class ServerMachine:
             self._warmth.keep(sender, message)
         else:
             self._emit(held.on_message(sender, message, self._now_us))
+            if held.suspended:
+                self._pushing = (hosted, held)
+                self._turn()
 
     def _refuse_all(self, sender: str, message: Any, hosted: Hosted, code: Code, text: str) -> None:
         """Every request for numbers that cannot be here is told so."""
@@ -181,8 +195,7 @@ class ServerMachine:
             self._effects.append(Log("rows_impossible", {"text": warm.problem}))
             for hosted in self.jobs.values():
                 self._refuse_if_impossible(hosted)
-        for asker, message in kept:
-            self._do(asker, message)
+        self._later.extend(kept)
 
     def _refuse_if_impossible(self, hosted: Hosted) -> None:
         if hosted.sparse and hosted.refusal is None and self._warmth.state is State.BROKEN:
@@ -239,12 +252,30 @@ class ServerMachine:
 
     def _on_turn(self, sender: str, turn: Turn) -> None:
         self._turning = False
+        if self._now_us >= self.link.deadline_us():
+            self._emit(self.link.on_time(self._now_us, self._counters()))  # time may not come between turns, and a beat must
+        if self._pushing is not None:
+            self._push_on(*self._pushing)
         self._close_on()
+
+    def _turn(self) -> None:
+        if not self._turning:
+            self._turning = True
+            self._effects.append(Turn())
+
+    def _push_on(self, hosted: Hosted, held: RangeMachine) -> None:
+        """The next slice of a large push; nothing more if its job has ended meanwhile."""
+        if self.jobs.get(hosted.number) is hosted and hosted.ranges.get(held.number) is held:
+            self._emit(held.go_on())
+            if held.suspended:
+                self._turn()
+                return
+        self._pushing = None
 
     def _close_on(self) -> None:
         """Step what is to be closed, at most so many bytes before what was answered so far is sent."""
         budget_bytes = self._limits.turn_bytes
-        while self._closings and not self._turning:
+        while self._closings and not self._turning and self._pushing is None:
             closing = self._closings[0]
             if self.jobs.get(closing.hosted.number) is not closing.hosted:
                 self._closings.popleft()  # the job has ended meanwhile
@@ -255,8 +286,7 @@ class ServerMachine:
                 self.counters["closes"] += 1
                 self._emit(closing.ack())
             if budget_bytes <= 0 and self._closings:
-                self._turning = True
-                self._effects.append(Turn())
+                self._turn()
 
     # -- maps
 
@@ -367,8 +397,9 @@ class ServerMachine:
     # -- what must always hold
 
     def check(self) -> None:
-        assert not self._own and not self._effects, "an event left something undone"
-        assert bool(self._closings) == self._turning
+        assert not self._effects and (self._busy or not self._own), "an event left something undone"
+        assert bool(self._closings or self._pushing) == self._turning
+        assert self._busy or not self._later, "messages wait for nothing"
         assert len(self._ended) <= self._limits.jobs_max
         self._warmth.check()
         for hosted in self.jobs.values():

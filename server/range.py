@@ -12,7 +12,7 @@ members beyond the roster it was sent, and whether its messages arrive.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 from zlib import crc32
 
@@ -22,14 +22,14 @@ from ..core.job import JobSpec
 from ..core.jobmap import Bucket, Piece
 from ..core.limits import Limits
 from ..wire import messages as m
-from .blocks import Blocks, Scalars
+from .blocks import Blocks, Scalars, Slices
 from .contents import NOTHING, Contents, Holder, Load, Prepared
 from .effects import JobFailed
 from .log import Entry, Log
 from .memory import Memory
 from .parking import Parked, Parking
 from .pool import Pool
-from .shares import Shares
+from .shares import Shares, check_sum
 from .staging import Staged, Staging
 from .streams import ASTRAY, FENCED, NEXT, SEEN, Streams
 
@@ -54,6 +54,7 @@ class RangeMachine:
         self.streams = Streams()
         self.shares = Shares(spec.workers)
         self.failure: RequestError | None = None  # why nothing can go on
+        self._work: Slices[Effects] | None = None  # what was begun by the last message and is not over
         self._limits = limits
         self._staging = Staging()
         self._parking = Parking(limits.parked_max)
@@ -74,8 +75,31 @@ class RangeMachine:
     # -- surface of a machine
 
     def on_message(self, sender: str, message: Any, now_us: int) -> list[Any]:
-        """Pushes, pulls, scans, first values of agents; Close and Roster of the clock (their acks are the node's to give)."""
-        return list(_HANDLERS[type(message)](self, sender, message))
+        """Pushes, pulls, scans, first values of agents; Close and Roster of the clock (their acks are the node's to give).
+
+        Large work is done in slices: while it is `suspended` nothing but `go_on` may be called.
+        """
+        outcome = _HANDLERS[type(message)](self, sender, message)
+        if not isinstance(outcome, Generator):
+            return list(outcome)
+        self._work = outcome
+        return self.go_on()
+
+    @property
+    def suspended(self) -> bool:
+        return self._work is not None
+
+    def go_on(self) -> list[Any]:
+        """One slice more of what was begun; its effects once it is over."""
+        assert self._work is not None
+        done = 0
+        try:
+            while done < self._limits.turn_bytes:
+                done += next(self._work)
+        except StopIteration as end:
+            self._work = None
+            return list(end.value)
+        return []
 
     def on_time(self, now_us: int) -> list[Any]:
         return []
@@ -85,7 +109,7 @@ class RangeMachine:
 
     # -- streams
 
-    def _on_push(self, sender: str, push: m.Push) -> Effects:
+    def _on_push(self, sender: str, push: m.Push) -> Slices[Effects]:
         """Take a push once, however often it arrives.  A sum of several workers' pushes is taken as one, or not at all."""
         components = push.components
         if len(components) != 1 and (not components or len({component.worker for component in components}) != len(components)):
@@ -102,16 +126,16 @@ class RangeMachine:
                 return []  # too early to keep: the agent sends it again, when the clocks before it may have closed
             self._check(components, staged)
             if len(components) > 1:
-                _check_sum(components, holders)
+                check_sum(components, holders)
             scalars = self._scalars(components, holders)
-            prepared = self.contents.prepare(load, scalars)
+            prepared = yield from self.contents.prepare(load, scalars)
         except RequestError as refusal:
             return [Send(sender, self._refuse(refusal, *component[:3])) for component in components]
 
         self.log.append(push, tuple(scalars.items()))
         self.streams.measure(components, push.base, bool(scalars))
         newer = self.streams.take(components)
-        self._commit(prepared)
+        yield from self._commit(prepared)
         effects: list[Any] = [Send(sender, self._ack(*component[:3])) for component in components]
         if newer:
             effects += self._fence_parked()
@@ -185,19 +209,19 @@ class RangeMachine:
 
     # -- the log
 
-    def _commit(self, prepared: Prepared) -> None:
+    def _commit(self, prepared: Prepared) -> Slices[None]:
         """Apply what is committed, in order of the log.  With one copy that is the entry just appended."""
         for entry in self.log.commit():
-            self._apply(entry, prepared)
+            yield from self._apply(entry, prepared)
 
-    def _apply(self, entry: Entry, prepared: Prepared) -> None:
+    def _apply(self, entry: Entry, prepared: Prepared) -> Slices[None]:
         """Make an entry visible: only committed ones come here."""
         assert entry.version == self.version + 1
         self.version = entry.version
-        self.contents.apply(prepared)
+        yield from self.contents.apply(prepared)
         message = entry.message
         if isinstance(message, m.Push):
-            self._take_push(message.components, entry, prepared.staged)
+            yield from self._take_push(message.components, entry, prepared.staged)
         elif isinstance(message, m.Close):
             self._staging.drop(message.clock)
             self.closed = message.clock + 1
@@ -207,14 +231,15 @@ class RangeMachine:
         else:
             self._take_roster(message)
 
-    def _take_push(self, components: tuple[m.Component, ...], entry: Entry, staged: Load) -> None:
+    def _take_push(self, components: tuple[m.Component, ...], entry: Entry, staged: Load) -> Slices[None]:
         for table, _ in entry.scalars:
             for component in components:
                 self.shares.note(table, component)
         if entry.scalars:
             self.streams.stepped(components, entry.version)
         if staged.items or staged.groups:
-            self._staging.add(Staged(components, staged.items, self.contents.hold(staged)))
+            pushed = yield from self.contents.hold(staged)
+            self._staging.add(Staged(components, staged.items, pushed))
 
     def _take_roster(self, roster: m.Roster) -> None:
         """Members of clocks, and the newest gen of each worker: lower ones are fenced."""
@@ -224,7 +249,7 @@ class RangeMachine:
 
     # -- the clock
 
-    def _on_close(self, sender: str, close: m.Close) -> Effects:
+    def _on_close(self, sender: str, close: m.Close) -> Slices[Effects]:
         """Close exactly the next clock: an earlier one is a repeat, a later one comes again."""
         if close.clock != self.closed:
             return []
@@ -234,19 +259,19 @@ class RangeMachine:
         plan = self._staging.plan(close.clock, close.members)
         scalars = {holder.table: holder.scalars(close.clock) for holder in plan.holders()}
         try:
-            prepared = self.contents.close(plan, dict(close.totals), scalars)
+            prepared = yield from self.contents.close(plan, dict(close.totals), scalars)
         except RequestError as refusal:
             return self._fail(RequestError(refusal.code, f"clock {close.clock} cannot be closed: {refusal.text}"))
         stepped = {place.table for place, _ in prepared.news} | {step.rows.table for step in prepared.steps}
         self.log.append(close, tuple(item for item in scalars.items() if item[0] in stepped))
-        self._commit(prepared)
+        yield from self._commit(prepared)
         return self._answer(self._parking.take_for_close()) if self._parking.count else []
 
-    def _on_roster(self, sender: str, roster: m.Roster) -> Effects:
+    def _on_roster(self, sender: str, roster: m.Roster) -> Slices[Effects]:
         if roster.number <= self.shares.number:
             return []
         self.log.append(roster, ())
-        self._commit(_NO_CHANGE)
+        yield from self._commit(_NO_CHANGE)
         return self._fence_parked()
 
     def _fail(self, failure: RequestError) -> Effects:
@@ -315,7 +340,7 @@ class RangeMachine:
 
     # -- first values
 
-    def _on_init(self, sender: str, init: m.Init) -> Effects:
+    def _on_init(self, sender: str, init: m.Init) -> Slices[Effects]:
         """Take the values of the highest claim; the same claim again is a repeat."""
         ack = Send(sender, m.InitAck(self.job, self.number, self.epoch, self.token, init.claim))
         if init.claim == self.claim:
@@ -328,7 +353,7 @@ class RangeMachine:
             return [Send(sender, self._refuse(refusal, m.NOBODY, 0, init.claim))]
 
         self.log.append(init, ())
-        self._commit(prepared)
+        yield from self._commit(prepared)
         return [ack]
 
     # -- answers
@@ -351,6 +376,8 @@ class RangeMachine:
     # -- what must always hold
 
     def check(self) -> None:
+        if self.suspended:
+            return
         assert self.version == self.log.committed == self.log.last
         assert self._parking.count == len(list(self._parking)) <= self._limits.parked_max
         newest: dict[tuple[int, int, int], int] = {}
@@ -368,16 +395,6 @@ class RangeMachine:
         """Equal on all copies at an equal log position."""
         state = (self.version, self.closed, self.claim, sorted(self.rows.items()), self._staging.pushes())
         return crc32(repr(state).encode(), self.contents.digest())
-
-
-def _check_sum(components: Sequence[m.Component], holders: Sequence[Holder]) -> None:
-    """Whether several pushes may come as their sum, which has to do what they would do alone.  Raises `RequestError`."""
-    if len({component[4:] for component in components}) > 1:
-        raise RequestError(Code.RANGE, "a sum of pushes of different clocks or weights; send each alone")
-    for holder in holders:
-        name, optimizer = holder.spec.name, holder.spec.optimizer
-        if not holder.staged and (holder.kernel.slots or optimizer == "assign"):  # two steps are not one with their sum
-            raise RequestError(Code.RANGE, f"table {name!r} makes a step of {optimizer} with each push (ASP, SSP); send each alone, not their sum")
 
 
 def _fenced(worker: int, gen: int, newest: int) -> RequestError:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..core.errors import Code, RequestError
 from ..wire.messages import Component, Roster
+from .contents import Holder
 
 
 class Shares:
@@ -57,3 +59,13 @@ class Shares:
         seen = [weights[worker] for worker in workers if worker in weights]
         unseen = len(workers) - len(seen)
         return sum(seen) * (len(workers) / len(seen)) if unseen else sum(seen)
+
+
+def check_sum(components: Sequence[Component], holders: Sequence[Holder]) -> None:
+    """Whether several pushes may come as their sum, which has to do what they would do alone.  Raises `RequestError`."""
+    if len({component[4:] for component in components}) > 1:
+        raise RequestError(Code.RANGE, "a sum of pushes of different clocks or weights; send each alone")
+    for holder in holders:
+        name, optimizer = holder.spec.name, holder.spec.optimizer
+        if not holder.staged and (holder.kernel.slots or optimizer == "assign"):  # two steps are not one with their sum
+            raise RequestError(Code.RANGE, f"table {name!r} makes a step of {optimizer} with each push (ASP, SSP); send each alone, not their sum")
