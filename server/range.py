@@ -91,14 +91,15 @@ class RangeMachine:
 
     def go_on(self) -> list[Any]:
         """One slice more of what was begun; its effects once it is over."""
-        assert self._work is not None
+        work, self._work = self._work, None  # for good, if it is over or raises
+        assert work is not None
         done = 0
         try:
             while done < self._limits.turn_bytes:
-                done += next(self._work)
+                done += next(work)
         except StopIteration as end:
-            self._work = None
             return list(end.value)
+        self._work = work
         return []
 
     def on_time(self, now_us: int) -> list[Any]:

@@ -101,6 +101,16 @@ def test_a_job_that_ends_within_a_large_push_is_forgotten() -> None:
     assert [type(message) for message in there.take()] == [m.Nack], "the pull that came meanwhile"
 
 
+def test_a_push_that_breaks_the_protocol_leaves_nothing_begun() -> None:
+    there = Slow(consistency="asp")
+    number = there.map.clock_range
+    twice = (m.Component(0, 1, 1, 0, 0, 1.0), m.Component(0, 1, 1, 0, 0, 1.0))
+    there.feed("s0.1", "a0.1", m.Push(1, number, 1, 1, 0, twice, (), ()))
+    assert not there.turns and [log.event for _, log in there.logs if log.event == "peer_dropped"]
+    there.pull()
+    assert [type(message) for message in there.take()] == [m.Values]
+
+
 def test_more_than_may_wait_is_as_if_lost() -> None:
     there = Slow(consistency="asp")
     machine = there.servers["s0.1"]
