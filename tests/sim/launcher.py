@@ -12,7 +12,7 @@ from typing import Any
 from plugml.agent import effects as fx
 from plugml.core.job import JobSpec
 
-from .exports import judge_export
+from .exports import judge_export, judge_rescued
 from .host import Channel, Host
 from .ledger import Ledger
 from .process import Process
@@ -214,6 +214,8 @@ class Launcher:
         if answer.get("code") == "NONFINITE" and asked["op"] in ("attach", "export") and self.ledger.doomed:
             self._job_news("failed", str(answer.get("text", "")))
             self.starting = [worker for worker in self.starting if worker != asked.get("worker")]
+            if str(asked.get("dir", "")).endswith("/failed"):
+                self.export(asked["dir"], then)  # the news met the first read: it is read once more, as it is
             return
         if asked["op"] == "export" and asked.get("at") and answer.get("code") in ("RANGE", "AGAIN"):
             self.world.reached("snapshot that is not kept")
@@ -286,6 +288,8 @@ class Launcher:
             self.ask("exited", fields, lambda answer: self._restart(program))
         else:
             self.failures[worker] = how
+            if how.startswith("NONFINITE") and self.ledger.doomed:
+                self._job_news("failed", how)  # its program said so on its way out: nobody has to come with the news
             fields |= {"how": "lost"}
             self.ask("exited", fields, lambda answer: self._release(channel))
 
@@ -369,6 +373,8 @@ class Launcher:
             self._write({"op": "frobnicate", "id": -1})
 
     def _judge(self, place: str, answer: dict[str, Any]) -> None:
+        if self.ledger.doomed and self.job_state == "failed":
+            return judge_rescued(self.ledger, self.host.exported[place])  # each range was read as it is
         self.world.reached("export while training")
         judge_export(self.ledger, self.host.exported[place], int(answer["clock"]), final=False)
 
