@@ -5,6 +5,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 SEED   ?= 1
 SEEDS  ?= 200
+JOBS   ?= auto
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help demo test test-all check lint sim bench bench-quick wheel clean
 
@@ -21,15 +23,15 @@ help:  ## list the targets
 demo: $(VENV)/.demo  ## set up and train one model with C, Python, R and shell workers together
 	@$(BIN)/python examples/digits/demo.py
 
-test: $(VENV)/.test  ## set up and run every everyday test; PLUGML_REQUIRE_ALL=1 fails instead of skipping
-	@$(BIN)/python -m pytest -m 'not slow'
+test: $(VENV)/.test  ## set up and run every everyday test; PLUGML_REQUIRE_ALL=1 fails instead of skipping, JOBS=1 runs one at a time
+	@$(PYTEST) -m 'not slow'
 
 test-all: $(VENV)/.test  ## the same and the long ones (300 kills, thousands of seeds)
-	@PLUGML_LONG=1 PLUGML_SEEDS=2000 $(BIN)/python -m pytest
+	@PLUGML_LONG=1 PLUGML_SEEDS=2000 $(PYTEST)
 
 check: $(VENV)/.test  ## under a minute: lint, types, unit, scenarios, 25 simulated seeds
 	@$(MAKE) --no-print-directory lint
-	@$(BIN)/python -m pytest -q -m 'not slow' tests/tidy tests/unit tests/scenario tests/sim
+	@$(PYTEST) -q -m 'not slow' tests/tidy tests/unit tests/scenario tests/sim
 
 lint: $(VENV)/.test  ## ruff and mypy
 	@$(BIN)/ruff check .

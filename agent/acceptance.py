@@ -118,7 +118,7 @@ class Acceptance:
         """The program is told with its next request."""
         operation, delivery = self.operation, self.operation.delivery
         ticking = delivery.ticking and not delivery.ticked
-        self.behind.failures.append(Failure(operation.request, self.slot, code, text, ticking, delivery.pushed))
+        self.behind.failures.append(Failure(operation.request, self.slot, code, text, ticking, delivery.pushed, delivery.held()))
         operation.close()
 
     def forget(self) -> None:

@@ -28,6 +28,7 @@ class Failure(NamedTuple):
     text: str
     ticking: bool  # its tick was counted, and has not happened
     pushed: bool  # but its push has
+    held: tuple[str, ...]  # tables of which ranges have taken their part of it
 
     def told(self) -> str:
         return f"{self.request.verb} seq={self.request.seq}, accepted before, failed: {self.text}"
@@ -61,6 +62,6 @@ class Behind:
         """They do not count any more, and their slots are free: whoever asks drops the copies."""
         failures, self.failures = self.failures, []
         for failure in reversed(failures):
-            self.channel.undo(failure.request, ticking=failure.ticking, pushed=failure.pushed)
+            self.channel.undo(failure.request, ticking=failure.ticking, pushed=failure.pushed, held=failure.held)
             self.release(failure.slot)
         return failures

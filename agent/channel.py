@@ -190,13 +190,14 @@ class Channel:
         self._applied(request, pushed, ticked, crc)
         return self._succeed(request, answer)
 
-    def fail(self, code: Code, text: str, *, pushed: bool = False, ticked: bool = False, crc: int = 0, told: bool = False) -> list[Any]:
+    def fail(self, code: Code, text: str, *, pushed: bool = False, held: tuple[str, ...] = (), ticked: bool = False, crc: int = 0, told: bool = False) -> list[Any]:
         """The request failed, definitely or not as the code says; it counts as done, and so does what of it was taken.
 
-        `told`: the text is about a push that was accepted before.
+        `held`: tables of which some ranges have taken their part of a push that others refused.  `told`: the text is about a push that was accepted before.
         """
         request = self.request
         assert request is not None
+        self._weigh(held, request.weight)
         self._applied(request, pushed, ticked, crc)
         return self._refuse(request.seq, self.reading, code, text, told=told) + self._look_again()
 
@@ -206,7 +207,7 @@ class Channel:
         assert request is not None
         assert not self.owed, "the clock before is not over"
         if request.pushes:
-            self._weigh(request, request.weight)
+            self._weigh(tables_of(request), request.weight)
             self.pushes += 1
         if ticking:
             self.clock += 1
@@ -221,13 +222,13 @@ class Channel:
         if ticking and self.owed:
             self._end_clock()
 
-    def undo(self, request: Request, *, ticking: bool, pushed: bool) -> None:
-        """An accepted request has failed: it does not count."""
+    def undo(self, request: Request, *, ticking: bool, pushed: bool, held: tuple[str, ...] = ()) -> None:
+        """An accepted request has failed: it does not count, but for what ranges hold of it."""
         if ticking and self.owed:
             self.clock -= 1
             self.owed = False
         if request.pushes and not pushed:
-            self._weigh(request, -request.weight)
+            self._weigh(tuple(name for name in tables_of(request) if name not in held), -request.weight)
             self.pushes -= 1
 
     def again(self, text: str) -> list[Any]:
@@ -246,15 +247,15 @@ class Channel:
 
     def _applied(self, request: Request, pushed: bool, ticked: bool, crc: int) -> None:
         if pushed:
-            self._weigh(request, request.weight)
+            self._weigh(tables_of(request), request.weight)
             self.pushes += 1
             self.crc = combined(self.crc, crc)
         if ticked:
             self.clock += 1
             self._end_clock()
 
-    def _weigh(self, request: Request, weight: float) -> None:
-        for name in tables_of(request):
+    def _weigh(self, names: tuple[str, ...], weight: float) -> None:
+        for name in names:
             self.sums[name] = max(0.0, self.sums.get(name, 0.0) + weight)
 
     def _end_clock(self) -> None:

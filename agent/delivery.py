@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core.effects import Send
+from ..core.errors import Code
 from ..shm_protocol.request import Request
 from ..wire import messages as m
 from .channel import DENSE, Channel, combined, tables_of
 from .plan import Part
-from .router import Credits, Job
+from .router import Credits, Job, code_of
 from .transfer import Buffer, Scatter, Stream
 
 
@@ -26,7 +27,7 @@ class Delivery:
 
     __slots__ = (
         "channel", "job", "stream", "request", "credits", "clock", "pushing", "ticking", "leaving", "counted", "parts", "buffer", "crc",
-        "scatter", "clock_told", "ticked", "left",
+        "scatter", "clock_told", "ticked", "left", "refusal",
     )  # fmt: skip
 
     def __init__(self, channel: Channel, job: Job, stream: Stream, request: Request, credits: Credits, clock: int) -> None:
@@ -47,6 +48,7 @@ class Delivery:
         self.clock_told = False  # Tick or Leave is out
         self.ticked = False
         self.left = False
+        self.refusal: tuple[Code, str] | None = None  # of a part of the push, by the first range that does not take it
 
     def load(self, parts: tuple[Part, ...], buffer: Buffer | None, crc: int) -> None:
         """The push has been read, found good, and cut."""
@@ -93,7 +95,7 @@ class Delivery:
     @property
     def pushed(self) -> bool:
         """Every range has its part."""
-        return self.scatter is not None and self.scatter.done
+        return self.scatter is not None and self.scatter.done and self.refusal is None
 
     @property
     def carried(self) -> bool:
@@ -125,6 +127,30 @@ class Delivery:
             self.ticked = True
             return True
         return False
+
+    def on_refuse(self, refuse: m.Refuse) -> bool:
+        """Tells whether it is about the push, which has failed then: once all that were sent their parts have answered."""
+        if self.scatter is None or not refuse.seq:
+            return False
+        self.scatter.on_refuse(refuse.range)
+        self.refusal = self.refusal or (code_of(refuse.code), refuse.text)
+        return True
+
+    def failed(self) -> tuple[Code, str] | None:
+        """Why the push has failed, and what of it was taken all the same; None while that is not known yet."""
+        if self.refusal is None or self.scatter is None or not self.scatter.done:
+            return None
+        code, text = self.refusal
+        held = len(self.scatter.held)
+        return (code, f"{text}; {held} other parts of this push had been taken") if held else self.refusal
+
+    def held(self) -> tuple[str, ...]:
+        """Tables of which some range holds its part of a push that others have not: it counts for those, as zeros where it was refused."""
+        if self.scatter is None or self.pushed and self.refusal is None:
+            return ()
+        plan, numbers = self.job.plan, set().union(*(part.tables for part in self.scatter.held))
+        assert plan is not None
+        return tuple(name for name in tables_of(self.request) if (numbers & set(plan.tables) if name == DENSE else plan.sparse[name].number in numbers))
 
     def resend(self, moved: frozenset[int] | None = None) -> list[Any]:
         """To ranges: all of them, or those that have moved."""

@@ -197,6 +197,8 @@ class Desk:
             return no(ticket, *ended)
         if ticket.op == "register":
             return yes(ticket, {"job": job.number, "spec": job.spec.to_document()})
+        if job.failure is not None:
+            return no(ticket, *job.failure)
         return self._ask_attach(ticket, job.newest_gen(ticket.worker), now_us)
 
     def _ask_attach(self, ticket: Ticket, after: int, now_us: int) -> list[Any]:

@@ -4,7 +4,8 @@
                    snapshot            -> PullAt, Scan of it
 
 Under BSP a state is whole only if all ranges stand at one closed clock.  While training goes on some may be one
-further: then everything is read again at that clock, a bounded number of times.
+further: then everything is read again at that clock, a bounded number of times.  Of a job that cannot close any more
+each range is read as it is: some may have made the step that another could not make.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ class Export:
 
     @property
     def clock(self) -> int:
-        """Of what was written."""
-        return self.at or self.high
+        """Of what was written; of a job that cannot go on, the one that all ranges have closed."""
+        return self.at or (self.high if self.job.failure is None else self.low)
 
     def on_standing(self, now_us: int) -> list[Any]:
         """The clock has told how it stands: begin."""
@@ -63,7 +64,7 @@ class Export:
         for table in plan.sparse.values():
             for file in SparseFile.names(table):
                 effects += self._make(file, 0)
-        return effects + self._read(0 if self.at else self.job.closed, now_us)
+        return effects + self._read(0 if self.at or self.job.failure is not None else self.job.closed, now_us)
 
     def _make(self, file: str, nbytes: int) -> list[Any]:
         self.files.append(file)
@@ -81,7 +82,7 @@ class Export:
         self.low, self.high = min(self.low, answer.closed), max(self.high, answer.closed)
         if not (gather.done and scans.done):
             return [*effects, *gather.pump(), *scans.pump()]
-        if self.low < self.high and not self.at:
+        if self.low < self.high and not self.at and self.job.failure is None:
             return effects + self._again(now_us)
         return effects + self._end()
 

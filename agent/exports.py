@@ -57,6 +57,15 @@ class Exports:
             effects += self._conclude(export)
         return effects
 
+    def on_failure(self, job: Job) -> list[Any]:
+        """Its clock stands: what waits for the next close waits in vain.  A snapshot is read all the same, and so is who asks from now on."""
+        assert job.failure is not None
+        effects: list[Any] = []
+        for export in self._of(job):
+            if not export.at:
+                effects += export.fail(*job.failure) + self._conclude(export)
+        return effects
+
     def on_hung(self, connection: int) -> list[Any]:
         """Nobody waits there any more: what was written goes."""
         effects: list[Any] = []

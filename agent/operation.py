@@ -121,9 +121,8 @@ class Operation:
         newest = self.job.newest_gen(self.channel.worker)
         if newest > self.channel.gen:
             return self.fail(Code.FENCED, self._fenced(newest))
-        ended = self.job.ended()
-        if ended is not None:
-            return self._finish() if self.delivery.leaving else self.fail(*ended)
+        if (ended := self.job.ended() or self.job.failure) is not None:
+            return self.on_end(*ended)
         try:
             self._check()
         except RequestError as error:
@@ -154,6 +153,8 @@ class Operation:
             return []
         if not self.started:
             return self.start(now_us)
+        if self.delivery.refusal is not None:
+            return self.fail(*why) if (why := self.delivery.failed()) is not None else []
         behind, request = self.behind, self.request
         if (behind.queue or behind.failures) and self.acceptance.held_back():
             return self.acceptance.tell_failures()
@@ -320,24 +321,27 @@ class Operation:
         return self.offer is not None and self.offer.claim == claim
 
     def on_refuse(self, refuse: m.Refuse, now_us: int) -> list[Any]:
-        text, scatter = refuse.text, self.delivery.scatter
+        text = refuse.text
         if refuse.request and refuse.code in _OF_VALUES and (self.delivery.pushing or self.delivery.ticking):
             self.unread = (code_of(refuse.code), text)  # of a pull: the push and the tick beside it are carried out all the same
             return self.pump(now_us)
-        if scatter is not None and scatter.taken:
-            text += f"; {scatter.taken} other parts of this push had been taken"
+        if self.delivery.on_refuse(refuse):
+            return self._on_news(True, now_us)
         return self.fail(code_of(refuse.code), text)
 
     def on_map(self, moved: frozenset[int], clock_moved: bool, now_us: int) -> list[Any]:
         """A new map: what is owed by ranges that have moved is asked for where they lie now."""
         if not self.started:
             return self.start(now_us)
-        ended = self.job.ended()
-        if ended is not None:
-            return self._finish() if self.delivery.leaving else self.fail(*ended)
+        if (ended := self.job.ended()) is not None:
+            return self.on_end(*ended)
         return [*self.owed.resend(moved), *(self.owed.resend_to_clock() if clock_moved else ()), *self.pump(now_us)]
 
     # -- the end
+
+    def on_end(self, code: Code, text: str) -> list[Any]:
+        """The job has ended, or cannot go on."""
+        return self._finish() if self.delivery.leaving else self.fail(code, text)
 
     def fail(self, code: Code, text: str, told: bool = False) -> list[Any]:
         """Answer err and forget the rest."""
@@ -350,11 +354,10 @@ class Operation:
             self.drop()
             return []
         delivery = self.delivery
-        pushed = delivery.pushed
+        pushed, held, ticked = delivery.pushed, delivery.held(), delivery.ticking and delivery.ticked
         self.close()
-        ticked = delivery.ticking and delivery.ticked
         effects = self._drop_copy()
-        return effects + self.channel.fail(code, text, pushed=pushed, ticked=ticked, crc=delivery.crc if pushed else 0, told=told)
+        return effects + self.channel.fail(code, text, pushed=pushed, held=held, ticked=ticked, crc=delivery.crc if pushed else 0, told=told)
 
     def drop(self) -> None:
         """Forget it, wherever it stands."""

@@ -17,7 +17,7 @@ from .desk import Desk
 from .export import Export
 from .house import House
 from .operation import Operation
-from .router import Job
+from .router import Job, code_of
 
 
 class Notice:
@@ -99,6 +99,8 @@ class Servers:
         job = self.house.jobs.get(refuse.job)
         if job is None:
             return []
+        if refuse.worker == m.NOBODY and not refuse.request and not refuse.seq:
+            return self._on_failure(sender, job, refuse, now_us)
         effects: list[Any] = []
         notice = self.notices.get((refuse.job, refuse.worker))
         of_stream = not refuse.seq and not refuse.request  # and so not of one push or pull of it
@@ -112,6 +114,18 @@ class Servers:
                 effects += asker.on_refuse(refuse, now_us)
                 self.house.settle(asker, effects, now_us)
         return effects
+
+    def _on_failure(self, sender: str, job: Job, refuse: m.Refuse, now_us: int) -> list[Any]:
+        """The clock says that the job cannot go on: programs are told, and the launcher, who saves what is there and ends it."""
+        if job.failure is not None or sender != job.clock_route.server:
+            return []
+        job.failure = (code_of(refuse.code), refuse.text)
+        fields = {"job": job.name, "text": refuse.text}
+        effects: list[Any] = [Log("failing", fields), e.Tell(e.ALL, {"event": "failing", "run": job.number, **fields})]
+        for operation in self.house.operations_of(job.number):
+            effects += operation.on_end(*job.failure)
+            self.house.settle(operation, effects, now_us)
+        return effects + self.desk.exports.on_failure(job)
 
     def _refused(self, refuse: m.Refuse) -> list[Operation | Export]:
         """Whom it concerns: a pull, an offer of first values (seq is their claim), a push, or (seq 0) what was told to the clock."""

@@ -50,7 +50,10 @@ class Stream:
 class Scatter:
     """One push (or one offer of first values) on its way to every range that it concerns."""
 
-    __slots__ = ("job", "stream", "seq", "clock", "weight", "claim", "buffer", "credits", "token", "parts", "unsent", "unacked", "asking", "again", "behind")
+    __slots__ = (
+        "job", "stream", "seq", "clock", "weight", "claim", "buffer", "credits", "token", "parts", "unsent", "unacked", "asking", "again", "behind", "held",
+        "stopped",
+    )  # fmt: skip
 
     def __init__(
         self, job: Job, stream: Stream, seq: int, clock: int, weight: float, buffer: Buffer | None, parts: tuple[Part, ...], credits: Credits, claim: int = 0
@@ -70,6 +73,8 @@ class Scatter:
         self.asking: dict[int, Part] = {}  # prev is being asked for
         self.again = False  # something had to be asked for, or sent a second time
         self.behind: dict[int, int] = {}  # table -> pushes of others that it came behind, the most of any range
+        self.held: list[Part] = []  # acked
+        self.stopped = False  # a range has refused its part: no more are sent
 
     @property
     def sent(self) -> bool:
@@ -83,11 +88,6 @@ class Scatter:
     @property
     def done(self) -> bool:
         return not self.unsent and not self.unacked and not self.asking
-
-    @property
-    def taken(self) -> int:
-        """Parts that are acked while others are not yet."""
-        return 0 if self.done else len(self.parts) - len(self.unsent) - len(self.unacked) - len(self.asking)
 
     def pump(self, owner: Any) -> list[Send]:
         """Send what may be sent.  An owner that finds a window full is remembered there."""
@@ -142,7 +142,8 @@ class Scatter:
         # When it is this very push, the range knows it as a repeat whatever we call its predecessor.
         self.stream.prev[told.range] = told.seq if told.seq < self.seq else 0
         self.token = max(self.token, told.token)
-        self.unsent.append(part)
+        if not self.stopped:
+            self.unsent.append(part)
         return True
 
     def on_ack(self, ack: m.PushAck | m.InitAck) -> bool:
@@ -156,6 +157,7 @@ class Scatter:
         if entry is None:
             return False
         self.credits.give(entry[1], entry[0].nbytes)
+        self.held.append(entry[0])
         self.token = max(self.token, ack.token)
         if isinstance(ack, m.PushAck):
             self.stream.prev[ack.range] = self.seq
@@ -163,6 +165,15 @@ class Scatter:
                 for table in entry[0].tables:
                     self.behind[table] = max(ack.behind, self.behind.get(table, 0))
         return True
+
+    def on_refuse(self, range_number: int) -> None:
+        """A range has not taken its part and never will.  What has been sent to others is waited for: they may hold theirs."""
+        entry = self.unacked.pop(range_number, None)
+        if entry is not None:
+            self.credits.give(entry[1], entry[0].nbytes)
+        self.stopped = True
+        self.unsent.clear()
+        self.asking.clear()
 
     def give_up(self) -> None:
         """No further word on this push: what was sent and not acked may or may not have been taken."""

@@ -13,6 +13,8 @@ from .options import columns, json_option, print_json, size
 if TYPE_CHECKING:
     from .look import Look, Report
 
+KERNEL = ("proc", "sysfs", "debugfs", "tracefs", "cgroup", "cgroup2", "bpf", "pstore", "securityfs")
+
 EXAMPLES = """\b
 Examples:
   plugml inspect plugml-runs/digits              a result: every table, every file
@@ -34,6 +36,8 @@ def inspect(path: str, dtype: str, as_json: bool) -> int:
 
     It reads some MiB at a time and changes nothing.
     """
+    if not path:
+        raise click.BadParameter("it is empty: name a file, a result or a channel", param_hint="PATH")
     report = look_at(Path(path), dtype)
     if as_json:
         print_json(report.to_document())
@@ -44,8 +48,9 @@ def inspect(path: str, dtype: str, as_json: bool) -> int:
 
 def look_at(path: Path, dtype: str = "") -> Report:
     """The report of whatever it is.  Raises `UsageError` for what plugml has nothing to say about."""
-    from ..core.errors import UsageError
+    from ..core.errors import UsageError, WorldError
     from ..core.table import unknown_key
+    from ..shm_protocol.root import file_system
     from .look import KINDS
     from .lookdirs import changed, document_beside, entry_of, look_at_channel, look_at_result
     from .lookfiles import look_at_file
@@ -55,6 +60,7 @@ def look_at(path: Path, dtype: str = "") -> Report:
     if path.name == "result.json":
         path = path.parent
     try:
+        kernel = file_system(path)
         mode = path.stat().st_mode
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
@@ -63,12 +69,22 @@ def look_at(path: Path, dtype: str = "") -> Report:
             return look_at_channel(path)
         if (path / "result.json").exists():
             return look_at_result(path)
+        for other in ("failed", "best"):
+            if (path / other / "result.json").exists():
+                report = look_at_result(path / other)
+                report.problems.insert(0, f"{path} holds no result of its own: this is what lies in {other}/")
+                return report
         raise UsageError(f"{path} is neither a result (it has no result.json) nor a channel (no info and ctl)")
     if not stat.S_ISREG(mode):
         raise UsageError(f"{path} is no regular file: reading it could wait for ever, or take what is meant for somebody else")
+    if kernel in KERNEL:
+        raise UsageError(f"{path} lies in {kernel}: the kernel makes it up while it is read. Copy it elsewhere to look into it")
     document = None if dtype else document_beside(path)
-    report = look_at_file(path, entry_of(path, document), dtype)
-    difference = changed(path, document)
+    try:
+        report = look_at_file(path, entry_of(path, document), dtype)
+        difference = changed(path, document)
+    except OSError as error:
+        raise WorldError(f"{path} cannot be read: {error.strerror}") from error
     if difference:
         report.problems.append(difference)
     return report

@@ -21,6 +21,8 @@ KINDS: dict[str, np.dtype[Any]] = {
 SAMPLE_BYTES = 1 << 20
 _TEXT = re.compile(rb"[\s0-9+\-.,;eEdDnNaAiIfFtTyY\"]*\Z")
 _SANE = 0.99  # of the numbers in a sample, to believe in a kind
+#: What arithmetic makes of 0/0 by the size of a number, and R's NA: other bits that read as no number are hardly meant.
+_NO_NUMBER = {2: (0x7E00,), 4: (0x7FC00000,), 8: (0x7FF8 << 48, 0x7FF0 << 48 | 1954, 0x7FF8 << 48 | 1954)}
 _DOUBTFUL = 0.75  # fewer than these, to doubt one that was declared
 _BIG_ENDIAN = 'the numbers look big-endian; write them little-endian (R: writeBin(x, f, endian = "little"), Fortran: convert="little_endian")'
 
@@ -182,7 +184,7 @@ def size_doubts(size: int, wanted: int, head: bytes, tail: bytes) -> str:
 
 
 def _sanity(sample: bytes, dtype: np.dtype[Any]) -> float:
-    """The part of a sample that is a number which somebody may have meant."""
+    """The part of a sample that is a number which somebody may have meant, or what a computation makes that went wrong."""
     numbers = np.frombuffer(sample[: len(sample) // dtype.itemsize * dtype.itemsize], dtype)
     if not len(numbers):
         return 0.0
@@ -190,4 +192,8 @@ def _sanity(sample: bytes, dtype: np.dtype[Any]) -> float:
         return float((np.abs(numbers.astype("f8")) < 2.0**48).mean())
     with np.errstate(over="ignore", invalid="ignore"):
         size = np.abs(numbers.astype("f8"))
-        return float(((size == 0) | ((size > 1e-20) & (size < 1e20))).mean())
+        sane = (size == 0) | ((size > 1e-20) & (size < 1e20)) | np.isinf(size)
+    if np.isnan(size).any():
+        bits = numbers.view(dtype.str.replace("f", "u")) & ~(np.uint64(1) << np.uint64(8 * dtype.itemsize - 1))
+        sane |= np.isin(bits, _NO_NUMBER[dtype.itemsize])
+    return float(sane.mean())

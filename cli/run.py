@@ -69,7 +69,7 @@ Exit codes: 0 all well; else the first failing worker's own, 128+n if a signal k
 @click.option("--on-worker-loss", metavar="POLICY", help="After that: wait (default), shrink or stop.")
 @click.option("--ok-exit", metavar="CODES", help="Exit codes of a program that count as finished, e.g. 0,1.")
 @click.option("--grace", type=float, metavar="SECONDS", help="From SIGTERM to SIGKILL when the run ends early (default 30).")
-@click.option("--stdin", metavar="FILE", help="Standard input of each program (default nothing); {worker} is replaced.")
+@click.option("--stdin", metavar="FILE", help="Standard input of each program, a file or a FIFO of its own (default nothing); {worker} is replaced.")
 @click.option("--env", multiple=True, metavar="NAME=VALUE", help="A variable for the programs; `torch` sets RANK, WORLD_SIZE and kin. Repeatable.")
 @click.option("--private-dir", is_flag=True, default=None, help="Start each worker in a directory of its own, with links to what is here.")
 @click.option("--memory", metavar="SIZE", help="What the job may take of the servers' memory, e.g. 2GiB (default: all there is).")

@@ -205,38 +205,31 @@ Examples:
 """)
 @click.argument("name", default="", metavar="[NAME|FILE]")
 @click.option("--purge", is_flag=True, help="List, then remove its state: the master's store and the logs.")
-def down(name: str, purge: bool) -> int:
-    """End a cluster that `plugml up` keeps: nothing of it stays, but the master's store and the logs."""
-    from ..core.errors import NoClusterError, WorldError
+@click.option("--wait", "wait_s", default=DOWN_S_MAX, show_default=True, metavar="SECONDS", type=click.FloatRange(0), help="For runs in it to end their programs.")
+def down(name: str, purge: bool, wait_s: float) -> int:
+    """End a cluster that `plugml up` keeps: nothing of it stays, but the master's store and the logs.
+
+    Runs in it end, too. What could not be removed is named, and the exit code is 1.
+    """
+    from ..core.errors import WorldError
     from ..launch import discovery
+    from ..launch.takedown import clear
 
     wanted = name or os.environ.get("PLUGML_CLUSTER", "")
     known = discovery.named(wanted, os.environ) if wanted else None
     if known is None and wanted and purge and "/" not in wanted:
         known, _ = discovery.places(wanted, None, None, os.environ)
     if not (known is not None and purge and _has_left(known) and not discovery.keeper_of(known)):
-        cluster = discovery.find(name, os.environ)
-        _end(cluster)
-        click.echo(f"cluster {cluster.name} is down")
-        known = cluster
-    if not purge:
-        _tell_left(known)
+        known = discovery.find(name, os.environ)
+        _end(known)
+        click.echo(f"cluster {known.name} is down")
+        root_is_its = True
+    else:
+        root_is_its = discovery.has_root(known)
+    if not purge and not known.root.exists():
         return 0
-
-    if not _has_left(known):
-        raise NoClusterError(f"cluster {known.name} has left nothing: neither {known.state} nor {known.root} is there")
-    hold = discovery.Hold(known)
-    directories = [known.state]
-    if discovery.has_root(known):
-        hold.publish()  # a keeper that was killed has left it, or somebody whose channel was kept there till now
-        directories.append(known.root)
-    for path in sorted({path for directory in directories for path in directory.rglob("*")}):
-        click.echo(f"remove {path}")
-    hold.withdraw(purge=True)
-    if known.state.exists():
-        raise WorldError(f"{known.state} could not be removed whole")
-    click.echo(f"removed {known.state}")
-    _tell_left(known)
+    if left := clear(known, root_is_its, purge, wait_s, _say, click.echo):
+        raise WorldError(left)
     return 0
 
 
@@ -244,14 +237,6 @@ def _has_left(known: ClusterFile) -> bool:
     from ..launch.discovery import has_root
 
     return known.state.is_dir() or has_root(known)
-
-
-def _tell_left(known: ClusterFile) -> None:
-    from ..launch.discovery import left_in
-
-    text = left_in(known)
-    if text:
-        _say(text)
 
 
 def _end(cluster: ClusterFile) -> None:

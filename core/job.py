@@ -8,6 +8,7 @@ from typing import Any
 
 from .clock import Consistency
 from .errors import UsageError, shown
+from .kinds import OPTIMIZERS
 from .limits import KIB, Limits
 from .table import COMBINES, Layout, TableSpec, check_name, choose_block_bytes, choose_buckets, unknown_key
 
@@ -86,6 +87,11 @@ class JobSpec:
             self.consistency_of(table)
         if self.lr_scale not in LR_SCALES:
             raise unknown_key(self.lr_scale, LR_SCALES, f"job {self.name!r}, lr_scale")
+        for table in self.tables:
+            lr = table.setting("lr") if "lr" in OPTIMIZERS[table.optimizer] else 0.0
+            if problem := table.numpy_dtype.kind == "f" and table.too_large(lr * self.lr_full):
+                becomes = f"lr = {lr} becomes {lr * self.lr_full:g} (lr_scale = {self.lr_scale}, {self.workers} workers)"
+                raise UsageError(f"table {table.name!r}: {becomes}, which {problem}")
         if self.bell not in BELLS:
             raise unknown_key(self.bell, BELLS, f"job {self.name!r}, bell")
         for key in _NUMBERS:

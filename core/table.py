@@ -208,11 +208,15 @@ class TableSpec:
         if self.init == "uniform" and not self.init_setting("low") <= self.init_setting("high"):
             raise UsageError(f"{where}: init uniform from {self.init_setting('low')} to {self.init_setting('high')} is empty")
         if self.numpy_dtype.kind == "f":
-            farthest = min(float(np.finfo(kind).max) for kind in (self.numpy_dtype, self.storage_dtype)) / 8  # a normal value lies up to six scales out
-            numbers = [value for key, value in self.init_settings.items() if key != "path"] + list(self.settings.values())
-            for value in numbers:
-                if abs(value) > farthest:
-                    raise UsageError(f"{where}: {value} is too large for {self.storage_name}")
+            for key, value in {**self.init_settings, **self.settings}.items():
+                if key != "path" and (problem := self.too_large(value)):
+                    raise UsageError(f"{where}: {key} = {value} {problem}")
+
+    def too_large(self, value: float) -> str:
+        """Why a table of floats cannot have this setting, "" where it can.  (A normal value lies up to six scales out.)"""
+        kind = min(self.dtype, self.storage_name, key=lambda name: float(np.finfo(STORAGES[name]).max))
+        largest = float(np.finfo(STORAGES[kind]).max)
+        return f"is too large for {kind}: at most {largest / 8:.4g}, an eighth of its largest number" if abs(value) > largest / 8 else ""
 
     def _check_whole(self, where: str) -> None:
         """Whole numbers can be counted, not averaged: what would make fractions is refused."""

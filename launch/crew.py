@@ -99,6 +99,7 @@ class Crew:
     def on_spawned(self, event: e.Spawned, now_us: int) -> list[Any]:
         worker = self.workers[event.worker]
         worker.phase, worker.pid, worker.moved_us, worker.spoke = RUNNING, event.pid, now_us, False
+        worker.uncounted = True
         told = e.Tell("detail", f"worker {worker.number} runs as process {event.pid}, generation {worker.gen}")
         return [told, e.Signal(worker.number, worker.gen, SIGTERM)] if self.ending else [told]
 
@@ -161,6 +162,7 @@ class Crew:
         """The agent has closed the channel and says how far the worker came: now the policy can be applied."""
         worker.clocks = max(worker.clocks, int(event.fields.get("clocks") or 0))
         worker.last_error = str(event.fields.get("last_error") or worker.last_error)
+        worker.uncounted = False
         if worker.how != LOST_WORKER:  # the second word on the same generation counts nothing again
             worker.pushes += int(event.fields.get("pushes") or 0)
         dropped = e.DropChannel(worker.number, worker.gen)

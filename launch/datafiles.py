@@ -80,6 +80,7 @@ def lay_out(data: Data, workers: int, seed: int, directory: str, place: Path, ch
         return [], ""
     name, count = (SHARDS, workers) if data.kind == SHARD else (PIECES_DIR, data.slices)
     folder = place / name
+    check_folder(data, place)
     _make_ours(folder)
     try:
         paths = [Path(slice_path(str(place), name, number, count, data.source)) for number in range(count)]
@@ -94,10 +95,15 @@ def lay_out(data: Data, workers: int, seed: int, directory: str, place: Path, ch
     return records, str(folder / LIST)
 
 
-def _make_ours(folder: Path) -> None:
-    """An empty folder for slices.  One that an earlier run has left is used again; any other is somebody's own."""
-    if folder.exists() and not (folder / MARK).exists():
+def check_folder(data: Data, place: Path) -> None:
+    """Refuse to take somebody's own folder for that of the slices.  Raises `UsageError`."""
+    folder = place / (SHARDS if data.kind == SHARD else PIECES_DIR)
+    if data.kind in (SHARD, PIECES) and folder.exists() and not (folder / MARK).exists():
         raise UsageError(f"{folder} is there, and no run has made it: choose another place with --result DIR")
+
+
+def _make_ours(folder: Path) -> None:
+    """An empty folder for slices.  One that an earlier run has left is used again."""
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir()

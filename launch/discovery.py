@@ -22,7 +22,7 @@ from pathlib import Path
 from ..core.addresses import parse_tcp
 from ..core.errors import NoClusterError, RootError, UsageError, WorldError
 from ..core.table import check_name
-from ..shm_protocol.root import CLUSTER_NAME_MAX, boot_id, channel_parts, default_root, file_system, lock_agent, sweep
+from ..shm_protocol.root import CLUSTER_NAME_MAX, boot_id, default_root, file_system, lock_agent, sweep
 from .clusterfile import ELSEWHERE
 from .clusterfile import ClusterFile as ClusterFile
 
@@ -99,9 +99,28 @@ def make_private(directory: Path) -> None:
         directory.mkdir(mode=0o700, exist_ok=True)
         owner = directory.stat().st_uid
     except OSError as error:
-        raise WorldError(f"cannot make {directory}: {error.strerror}; set XDG_STATE_HOME or give --state") from error
+        raise _no_state(directory, error.strerror) from error
     if owner != os.getuid():
         raise RootError(f"{directory} belongs to another user (uid {owner}); give --state or --root elsewhere")
+
+
+def check_private(directory: Path) -> None:
+    """Refuse what `make_private` would refuse, as far as that is seen without making anything."""
+    try:
+        os.lstat(directory)
+    except FileNotFoundError:
+        pass  # it will be made
+    except OSError as error:  # a name that is too long, a file on the way
+        raise _no_state(directory, error.strerror) from error
+    there = _existing(directory)
+    if not there.is_dir():
+        raise _no_state(directory, f"{there} is no directory")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise _no_state(directory, f"{there} may not be written")
+
+
+def _no_state(directory: Path, why: str | None) -> UsageError:
+    return UsageError(f"cannot make {directory}: {why}; set XDG_STATE_HOME or give --state")
 
 
 # -- the locks and the file -------------------------------------------------------------------------------------------
@@ -119,7 +138,10 @@ class Hold:
         make_private(cluster.state)
         make_private(cluster.logs)
         advice = f"use it, end it by `plugml down {cluster.name}`, or take another --name"
-        self._locks = [_lock(cluster.state / LOCK, f"cluster {cluster.name} runs already (process %s): {advice}")]
+        try:
+            self._locks = [_lock(cluster.state / LOCK, f"cluster {cluster.name} runs already (process %s): {advice}")]
+        except OSError as error:
+            raise _no_state(cluster.state, error.strerror) from error
 
     def publish(self) -> None:
         """Take the root too, and write `cluster.json` into both: whoever looks sees a whole file or none."""
@@ -178,7 +200,7 @@ def _remove_root(root: Path) -> bool:
         if sweep(root, boot_id()).channels:
             return False
         shutil.rmtree(root, ignore_errors=True)
-        return True
+        return not root.exists()  # a channel may just be being made in it
     finally:
         os.close(lock)
 
@@ -187,17 +209,6 @@ def has_root(cluster: ClusterFile) -> bool:
     """Whether its root is there and surely its own: `PLUGML_ROOT` may name a directory with anything in it."""
     there = _read(cluster.root / FILE)
     return cluster.root.is_dir() and cluster.name == (cluster.root.name if there is None else there.name)
-
-
-def left_in(cluster: ClusterFile) -> str:
-    """Why the root of a cluster that is down is still there, "" when it is not."""
-    root = cluster.root
-    try:
-        jobs = sorted({parts[0] for name in os.listdir(root) if (parts := channel_parts(name))})
-    except OSError:
-        return ""
-    who = f"channels of job {', '.join(jobs)} are kept there by `plugml run`" if jobs else "somebody's agent serves it"
-    return f"{root} stays: {who}; when that has ended, `plugml down {cluster.name} --purge` removes it"
 
 
 def keeper_of(cluster: ClusterFile) -> int:
@@ -315,13 +326,13 @@ def _clean(stale: ClusterFile) -> None:
         stale = stale._replace(state=stale.root)  # its state is gone, only the root is left
     try:
         hold = Hold(stale)
-    except (WorldError, OSError):
+    except (WorldError, UsageError, OSError):
         return
     try:
         if stale.root.is_dir():
             hold.publish()
         hold.withdraw()
-    except (WorldError, OSError):
+    except (WorldError, UsageError, OSError):
         hold.close()  # the root is another cluster's by now, or not ours to write
 
 
@@ -337,7 +348,7 @@ def _clean_private(stale: ClusterFile) -> None:
                 locks.append(_lock(directory / LOCK, "%s holds it"))
         if not has_root(stale) or _remove_root(stale.root):
             shutil.rmtree(stale.state, ignore_errors=True)
-    except (WorldError, OSError):
+    except (WorldError, UsageError, OSError):
         return  # it is starting, or somebody else removes it just now
     finally:
         for lock in locks:
@@ -384,7 +395,7 @@ def _read(path: Path) -> ClusterFile | None:
 
 
 def _existing(path: Path) -> Path:
-    """The nearest directory above that is there."""
-    while not path.exists():
+    """The nearest directory above that is there, and that we may see."""
+    while not os.path.exists(path):
         path = path.parent
     return path

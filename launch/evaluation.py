@@ -35,7 +35,7 @@ BEST = "best"
 MODEL = ".plugml-model-"
 LOG = "evaluate.log"
 
-Thread = Callable[[Callable[[], Any], Callable[["Future[Any]"], None]], None]
+Thread = Callable[[Callable[[], Any], Callable[["Future[Any]"], None]], object]
 
 
 class Evaluations:

@@ -10,7 +10,7 @@ A table's name holds no `/`, so that no table is called as another one's rows ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,6 +43,16 @@ def parse_formats(words: object, where: str) -> tuple[str, ...]:
         if not isinstance(word, str) or word not in FORMATS:
             raise unknown_key(word, FORMATS, where)
     return tuple(name for name in FORMATS if name in words)
+
+
+def check_names(tables: Sequence[TableSpec], formats: Collection[str]) -> None:
+    """Refuse a name that a format keeps for itself, or under which it would give somebody another table.  Raises `UsageError`."""
+    names = {table.name for table in tables}
+    if "safetensors" in formats and "__metadata__" in names:
+        raise UsageError("table '__metadata__': safetensors keeps that name for itself; call the table something else, or leave safetensors out")
+    for name in sorted(names) if "npz" in formats else ():
+        if name.endswith(".npy") and name.removesuffix(".npy") in names:
+            raise UsageError(f"tables {name.removesuffix('.npy')!r} and {name!r}: numpy.load takes one for the other; call one something else, or leave npz out")
 
 
 class Values(NamedTuple):

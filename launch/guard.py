@@ -1,7 +1,8 @@
 """A small process that ends what a run has started when the launcher dies without a word (kill -9, out of memory).
 
     launcher --- pipe: "+ pid\\n"  "- pid\\n"  "dir path\\n" ---> guard
-    launcher dies, or closes the pipe  ->  SIGKILL to every process group still named, then the directories are removed
+    launcher dies, or closes the pipe  ->  SIGKILL to every process group still named, then the directories are removed,
+                                           and first the semaphores that channels in them name: they lie elsewhere
 
 A worker's own process dies with its parent (PR_SET_PDEATHSIG); the guard is for what *it* has started, and for the
 memory that a private cluster leaves in its root.  If it is killed too, the next run removes them (discovery.py).
@@ -11,6 +12,7 @@ This file is also the guard's program: it imports nothing of ours.
 from __future__ import annotations
 
 import os
+import re
 import select
 import shutil
 import signal
@@ -19,6 +21,9 @@ import sys
 
 LINE = b"\n"
 REMOVE_TRIES, REMOVE_PAUSE_S = 100, 0.05
+INFO_BYTES_MAX = 1 << 16
+SEMAPHORE = re.compile(rb"^sem=/(plugml-[0-9a-f]{32})$", re.MULTILINE)
+SEMAPHORE_FILES = "/dev/shm/sem.{}", "/dev/shm/{}"  # where C libraries of Linux keep the one that is called /NAME
 END_LIMIT_S = 10.0  # for processes to be gone before their directory is removed, and for the guard itself
 
 
@@ -72,6 +77,7 @@ def main() -> None:
     groups, directories = _listen(0)
     _end(groups)
     for directory in directories:
+        _unlink_semaphores(directory)
         _remove(directory)
 
 
@@ -112,6 +118,30 @@ def _end(groups: dict[int, int]) -> None:
     for pidfd in groups.values():
         if pidfd >= 0:
             select.select([pidfd], [], [], END_LIMIT_S)
+
+
+def _unlink_semaphores(directory: str) -> None:
+    """Their maker is dead.  Who is named in a channel's info is ours: the directory is, and the name has 128 random bits."""
+    try:
+        channels = os.listdir(directory)
+    except OSError:  # the agent's, or nobody's, any more
+        return
+    for channel in channels:
+        try:
+            info = os.open(os.path.join(directory, channel, "info"), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:  # no channel
+            continue
+        with os.fdopen(info, "rb") as file:
+            for name in SEMAPHORE.findall(file.read(INFO_BYTES_MAX)):
+                for path in SEMAPHORE_FILES:
+                    _unlink(path.format(name.decode()))
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:  # it is called otherwise, or the agent has been quicker
+        return
 
 
 def _remove(directory: str) -> None:

@@ -11,6 +11,7 @@ import socket
 import stat
 import sys
 import termios
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from ..core.table import TableSpec
 from ..shm_protocol.create import bytes_of
 from . import words
 from .check import Room
+from .data import DATA, SHARD
 from .datafiles import source_bytes
 from .export import room_bytes
 from .plan import RunPlan
@@ -48,27 +50,46 @@ def check_programs(plan: RunPlan, environ: Mapping[str, str]) -> None:
     path = dict(plan.variables).get("PATH", environ.get("PATH", os.defpath))
     for command in dict.fromkeys(plan.arguments(worker)[0] for worker in range(plan.workers)):
         check_program(command, path, plan.directory)
-    for name in dict.fromkeys(plan.stdin_of(worker) for worker in range(plan.workers)):
-        if name and not os.access(os.path.join(plan.directory, name), os.R_OK):
-            raise UsageError(f"--stdin {name}: no such file that can be read")
+    inputs = Counter(plan.stdin_of(worker) for worker in range(plan.workers))
+    later = plan.data.kind == SHARD and DATA in plan.stdin  # the slices are cut when all has been looked at
+    for name, readers in inputs.items():
+        if name and not later:
+            check_stdin(name, plan.directory, readers)
+    if plan.rules.command and "{" not in plan.rules.command[0]:
+        check_program(plan.rules.command[0], environ.get("PATH", os.defpath), plan.directory, "evaluation")
 
 
-def check_program(command: str, path: str, directory: str) -> None:
-    shown = words.command_line([command])
+def check_stdin(name: str, directory: str, readers: int) -> None:
+    """Refuse what no program can read from its beginning to its end.  Opens nothing: that may wait for somebody."""
+    path = os.path.join(directory, name)
+    if not os.access(path, os.R_OK):
+        raise UsageError(f"--stdin {name}: no such file that can be read")
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode) or stat.S_ISSOCK(mode):
+        raise UsageError(f"--stdin {name}: {'a directory' if stat.S_ISDIR(mode) else 'a socket'}; programs read a file or a FIFO")
+    if stat.S_ISFIFO(mode) and readers > 1:
+        raise UsageError(
+            f"--stdin {name}: a FIFO gives each byte to one reader only, and {readers} workers would share it: make one for each, "
+            "with {worker} in its name, or write a file"
+        )
+
+
+def check_program(command: str, path: str, directory: str, what: str = "trainer") -> None:
+    shown = f"{what} {words.command_line([command])}"
     if "/" not in command:
         if shutil.which(command, path=path) is None:
             here = " (there is one in this directory: write ./ in front)" if os.path.exists(os.path.join(directory, command)) else ""
-            raise NotFoundError(f"trainer {shown} was not found in PATH{here}", 127)
+            raise NotFoundError(f"{shown} was not found in PATH{here}", 127)
         return
     full = os.path.join(directory, command)
     try:
         found = os.stat(full)
     except OSError as error:
-        raise NotFoundError(f"trainer {shown} cannot be found: {error.strerror}; the path starts at {directory}", 127) from error
+        raise NotFoundError(f"{shown} cannot be found: {error.strerror}; the path starts at {directory}", 127) from error
     if stat.S_ISDIR(found.st_mode):
-        raise NotFoundError(f"trainer {shown} is a directory", 126)
+        raise NotFoundError(f"{shown} is a directory", 126)
     if not os.access(full, os.X_OK):
-        raise NotFoundError(f"trainer {shown} is not executable: chmod +x it, or name its interpreter in front", 126)
+        raise NotFoundError(f"{shown} is not executable: chmod +x it, or name its interpreter in front", 126)
 
 
 def start_failure(command: Sequence[str], error: OSError) -> tuple[str, int]:
@@ -209,7 +230,7 @@ def check_space(room: Room, plan: RunPlan) -> None:
             f"memory = {words.amount(plan.spec.memory_bytes)}, and the dense tables need {words.amount(dense)} for values and optimizers: raise it"
         )
     if room.result > room.result_free:
-        raise WorldError(
+        raise UsageError(
             f"the result needs {words.amount(room.result)}, and {plan.result} has {words.amount(room.result_free)} free: "
             "choose another place with --result DIR"
         )

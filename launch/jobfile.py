@@ -97,6 +97,8 @@ def _commands(
     if groups and command:
         raise UsageError(f"{file_name}: both [job] command and [[worker]] say what to run; keep one")
 
+    if flags.get("argv") and not flags["argv"][0]:
+        raise UsageError("the command after `--` is empty: its first word names the program, e.g. -- ./trainer data.csv")
     argv, each = list(flags.get("argv") or ()), list(flags.get("worker") or ())
     if argv and each:
         raise UsageError("the command is given twice: by --worker and after `--`; keep one")

@@ -233,10 +233,10 @@ class RunMachine:
         name = words.signal_name(event.signum)
         running = self.crew.which(RUNNING)
         if self._signals > 1:
-            saved = "" if self.saver.saved else ", nothing saved"
-            self.verdict = Verdict(STOPPED, f"{name} again: ended at once{saved}", 128 + event.signum)
+            told, cleared = self.saver.cut()
+            self.verdict = Verdict(STOPPED, f"{name} again: ended at once{told}", 128 + event.signum)
             killed = [e.Signal(worker.number, worker.gen, SIGKILL) for worker in running]
-            return [*killed, e.Tell("error", self.verdict.reason), *self._finish(now_us)]
+            return [*killed, e.Tell("error", self.verdict.reason), *cleared, *self._finish(now_us)]
         if self.phase in (JUDGING, SAVING, CLOSING):
             return self._signalled_late(name, event.signum, now_us)
         grace = f" (SIGKILL after {words.span(self.plan.grace_us)})" if running else ""
@@ -345,7 +345,7 @@ class RunMachine:
         self.watch.moved(now_us)
         if self.verdict.state == LOST or self.crew.deserted:
             return self._close(now_us)
-        if not any(worker.pushes or worker.clocks for worker in self.crew.workers):
+        if not any(worker.pushes or worker.clocks or worker.uncounted for worker in self.crew.workers):
             told = e.Tell("info", "nothing was pushed, so there is no result to save")
             return [told, *self._close(now_us)]
         last_look = [] if self.plan.at_clocks or not self._up else [self._ask("standing")]  # how stale the last pushes were
@@ -360,19 +360,24 @@ class RunMachine:
         if isinstance(event, e.Answer):
             if not event.code:
                 self.watch.closed = max(self.watch.closed, int(event.fields.get("clock") or 0))
+            self._note_failed_save()
             out = self.saver.exported(event, {**self.summary(now_us), "spec": self.plan.spec.to_document()})
         else:
             out = self.saver.on_saved(event) if isinstance(event, e.ResultSaved) else self.saver.on_failed(event.text)
         return out + self._saved(now_us)
 
     def _saved(self, now_us: int) -> list[Any]:
-        """Go on once nothing more can be done.  A failed save makes the run fail; one that failed before keeps its own code."""
-        assert self.verdict
+        """Go on once nothing more can be done."""
         if not self.saver.done:
             return []
+        self._note_failed_save()
+        return self._close(now_us)
+
+    def _note_failed_save(self) -> None:
+        """It makes the run fail, also where the result was rescued; a run that failed before keeps its own code."""
+        assert self.verdict
         if self.saver.failure and self.verdict.exit_code == 0:
             self.verdict = Verdict(FAILED, self.saver.failure, EX_WORLD)
-        return self._close(now_us)
 
     def _close(self, now_us: int) -> list[Any]:
         assert self.verdict

@@ -31,6 +31,7 @@ from .agentlink import SOCKET, AgentLink
 from .discovery import ClusterFile, keeper_of, state_home
 from .environment import thread_note, worker_environment
 from .evaluation import LOG, Evaluations
+from .fifo import is_fifo, waiting
 from .guard import Guard
 from .machine import RunMachine
 from .output import Screen, WorkerOutput
@@ -92,6 +93,7 @@ class Run:
         self.channels: dict[tuple[int, int], Channel] = {}
         self.standing: ClusterFile | None = None  # the cluster that we have joined, where `plugml up` keeps it
         self.finish: e.Finish | None = None
+        self._publishing: tuple[e.PublishResult, Future[Saved]] | None = None  # the one whose outcome the machine has not heard
         self._late = 0  # a signal that came when all was done but the cluster's end
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="files")
         self._jobs: set[Future[Any]] = set()
@@ -166,7 +168,7 @@ class Run:
 
         self._in_thread(make, made)
 
-    def _in_thread(self, work: Callable[[], Any], then: Callable[[Future[Any]], None]) -> None:
+    def _in_thread(self, work: Callable[[], Any], then: Callable[[Future[Any]], None]) -> Future[Any]:
         job = self._pool.submit(work)
         self._jobs.add(job)
 
@@ -175,6 +177,7 @@ class Run:
             then(job)
 
         job.add_done_callback(lambda job: self.loop.call_soon_threadsafe(done, job))
+        return job
 
     def _drop_channel(self, effect: e.DropChannel) -> None:
         channel = self.channels.pop((effect.worker, effect.gen), None)
@@ -199,13 +202,15 @@ class Run:
             self.environ, self.plan, channel.info, str(channel.directory), self.cpus, self._port, __version__
         )
         stdin, argv = self.plan.stdin_of(worker), self.plan.arguments(worker)
+        stdin = os.path.join(self.plan.directory, stdin) if stdin else os.devnull
+        fifo = is_fifo(stdin)
         output.begin(gen)
         try:
             if self.plan.private_dir:
                 private.link_all(self.plan, worker)
             child = spawn(
-                self.loop, argv, env=environment, cwd=self.plan.start_of(worker),
-                stdin=os.path.join(self.plan.directory, stdin) if stdin else os.devnull,
+                self.loop, waiting(stdin, argv) if fifo else argv, env=environment, cwd=self.plan.start_of(worker),
+                stdin=os.devnull if fifo else stdin,
                 on_exit=lambda status: self._on_exit(worker, gen, status),
                 on_stdout=output.keep, on_stdout_piece=lambda piece: output.show(1, piece),
                 on_stderr=output.keep, on_stderr_piece=lambda piece: output.show(2, piece),
@@ -261,6 +266,8 @@ class Run:
         tables, formats = self.plan.spec.tables, self.plan.formats
 
         def published(job: Future[Saved]) -> None:
+            if self.finish is None:
+                self._publishing = None
             error = job.exception()
             if error is None:
                 self._feed(e.ResultSaved(effect.directory, *job.result()))
@@ -269,7 +276,8 @@ class Run:
             else:
                 raise error
 
-        self._in_thread(lambda: publish(tables, scratch, directory, effect.document, formats), published)
+        job = self._in_thread(lambda: publish(tables, scratch, directory, effect.document, formats), published)
+        self._publishing = effect, job
 
     def _finish(self, effect: e.Finish) -> None:
         self.finish = effect
@@ -315,7 +323,7 @@ class Run:
         if finish is None:
             self.screen.close(CLOSE_LIMIT_S)
             return EXIT_CRASH
-        summary, exit_code = finish.summary, finish.exit_code
+        summary, exit_code = self._with_late_result(finish.summary), finish.exit_code
         if self._late == signal.SIGTERM and exit_code == 0:
             exit_code = 128 + signal.SIGTERM
             summary = {**summary, "exit_code": exit_code, "reason": f"{summary['reason']}; SIGTERM came when the result was saved"}
@@ -334,6 +342,18 @@ class Run:
         if failure is not None and self.options.json:
             return exit_code or WorldError.exit_code
         return exit_code
+
+    def _with_late_result(self, summary: dict[str, Any]) -> dict[str, Any]:
+        """The run was ended while its result was being written: now it is known what became of that."""
+        if summary["result"] or self._publishing is None:
+            return summary
+        effect, job = self._publishing
+        error = job.exception()
+        if error is None:
+            return {**summary, "result": effect.directory, "files": list(job.result().files)}
+        self.place.discard(effect.scratch)
+        self.say("error", f"the result could not be saved in {effect.directory}: {getattr(error, 'strerror', '') or error}")
+        return summary
 
     # -- the end --------------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from ..core.table import check_name
 from ..shm_protocol.info import Info
 from .amounts import parse_bytes
 from .data import DATA, Data, check_commands, fill_word, parse_data
-from .export import DEFAULT, parse_formats
+from .export import DEFAULT, check_names, parse_formats
 from .jobfile import Description, describe
 from .rules import Rules, parse_rules
 from .tables import table_of
@@ -151,6 +151,7 @@ def make_plan(file: Mapping[str, Any], file_name: str, flags: Mapping[str, Any],
     spec = _spec(said, name, len(commands), directory, rules)
     export = said.result.get("export")
     formats = DEFAULT if export is None else _formats(export)
+    check_names(spec.tables, {*formats, *(DEFAULT if rules.command else ())})  # an evaluation reads the usual ones
     plan = RunPlan(
         spec, commands, bool(job.get("name")), directory, job.get("cluster", ""), servers, said.result.get("dir") or RESULT_DIR,
         _ok_exit(job.get("ok_exit", ())), _grace_us(job.get("grace", GRACE_S)), job.get("stdin", ""), torch, variables,

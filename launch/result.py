@@ -15,7 +15,7 @@ import shutil
 import stat
 import tempfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,17 +79,71 @@ def claim(plan: RunPlan) -> tuple[RunPlan, Place]:
 
     Raises `UsageError` when the place is in use or cannot be written.
     """
+    for candidate, directory in _candidates(plan):
+        _look(directory, plan)
+        made = _make(directory, plan)
+        fd = _lock(directory, _has_own_name(plan))
+        if fd >= 0:
+            return replace(candidate, result_dir=str(directory)), Place(directory, fd, made)
+    raise _all_taken(plan)
+
+
+def would_claim(plan: RunPlan) -> RunPlan:
+    """The plan as `claim` would give it, as far as that can be seen without making anything.  Raises `UsageError`."""
+    for candidate, directory in _candidates(plan):
+        _look(directory, plan)
+        try:
+            fd = os.open(directory / ".lock", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return replace(candidate, result_dir=str(directory))  # nobody has been there
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _in_use(directory) from None
+        finally:
+            os.close(fd)
+        return replace(candidate, result_dir=str(directory))
+    raise _all_taken(plan)
+
+
+def _has_own_name(plan: RunPlan) -> bool:
+    """Nobody has said how the place is called: a taken one is passed by."""
+    return not plan.name_given and "{job}" in plan.result_dir
+
+
+def _candidates(plan: RunPlan) -> Iterator[tuple[RunPlan, Path]]:
     for number in range(1, NAMES_MAX + 1):
         candidate = plan if number == 1 else plan.renamed(f"{plan.spec.name}-{number}")
         directory = Path(candidate.result)
-        own_name = not plan.name_given and "{job}" in plan.result_dir
-        if own_name and directory.exists():
-            continue
-        made = _make(directory, plan)
-        fd = _lock(directory, own_name)
-        if fd >= 0:
-            return replace(candidate, result_dir=str(directory)), Place(directory, fd, made)
-    raise UsageError(f"{plan.result} and {NAMES_MAX - 1} like it exist already: choose a name with --name, or a place with --result DIR")
+        if not (_has_own_name(plan) and directory.exists()):
+            yield candidate, directory
+
+
+def _look(directory: Path, plan: RunPlan) -> None:
+    """Refuse a place into which nothing can be written, before anything is made."""
+    try:
+        os.lstat(directory)
+    except FileNotFoundError:
+        pass  # it will be made
+    except OSError as error:  # a name that is too long, a file on the way
+        raise _not_writable(directory, error) from error
+    inside = [directory / name for name in (LOGS, *(f"w{worker}" for worker in range(plan.workers)), "failed", *["best"] * plan.rules.keep_best)]
+    for place in (directory, *inside):
+        while not os.path.lexists(place) and place != place.parent:
+            place = place.parent
+        if not place.is_dir():
+            raise _not_writable(directory, OSError(errno.ENOTDIR, f"{place} is no directory"))
+        if not os.access(place, os.W_OK | os.X_OK):
+            read_only = os.statvfs(place).f_flag & os.ST_RDONLY
+            raise _not_writable(directory, OSError(errno.EROFS, f"{place} " + ("is read-only" if read_only else "may not be written by you")))
+
+
+def _in_use(directory: Path) -> UsageError:
+    return UsageError(f"another run is using {directory}: wait for it, or choose another --name or --result")
+
+
+def _all_taken(plan: RunPlan) -> UsageError:
+    return UsageError(f"{plan.result} and {NAMES_MAX - 1} like it exist already: choose a name with --name, or a place with --result DIR")
 
 
 def _make(directory: Path, plan: RunPlan) -> list[Path]:
@@ -122,7 +176,7 @@ def _lock(directory: Path, may_try_another: bool) -> int:
             os.close(fd)
             if may_try_another:
                 return -1
-            raise UsageError(f"another run is using {directory}: wait for it, or choose another --name or --result") from None
+            raise _in_use(directory) from None
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):  # file systems without locks: nothing to hold
                 os.close(fd)

@@ -16,8 +16,9 @@ import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ..core.errors import PlugmlError, WorldError
+from ..core.errors import PlugmlError, UsageError
 from ..runtime.descriptors import fill_standard
+from ..shm_protocol.root import check_place
 from . import datafiles, discovery, host, words
 from .check import Room, check_document, check_lines
 from .discovery import ClusterFile
@@ -25,7 +26,7 @@ from .environment import thread_note
 from .guard import Guard
 from .main import SIGNALS, Options, Run
 from .plan import RunPlan
-from .result import Place, claim
+from .result import Place, claim, would_claim
 
 
 class EarlyEndError(PlugmlError):
@@ -65,6 +66,12 @@ class Early:
 def check_run(plan: RunPlan, options: Options, environ: Mapping[str, str]) -> int:
     """`--check`: look at everything, say what would happen, start nothing.  Raises `PlugmlError`."""
     plan, room = look_around(plan, environ)
+    plan = would_claim(plan)
+    datafiles.check_folder(plan.data, Path(plan.result))
+    if not plan.cluster:
+        file, _note = cluster_of(plan, environ)
+        discovery.check_private(file.state)
+        check_place(file.root, allow_disk=options.allow_disk)
     if options.json:
         print(json.dumps(check_document(plan, room)))
     else:
@@ -80,6 +87,7 @@ def look_around(plan: RunPlan, environ: Mapping[str, str]) -> tuple[RunPlan, Roo
     host.check_init_files(plan)
     room = host.room(plan, cluster_of(plan, environ)[0].root)
     host.check_space(room, plan)
+    host.raise_descriptor_limit(plan.workers)
     return plan, room
 
 
@@ -90,7 +98,6 @@ def run_plan(plan: RunPlan, options: Options, environ: Mapping[str, str]) -> int
     discovery.clear_dead_runs(environ)  # before we look how much room there is
     notes = ["" if plan.stdin else host.stdin_note(0)]
     plan, _room = look_around(plan, environ)
-    host.raise_descriptor_limit(plan.workers)
     early.check()
     guard = Guard.start()
     loop = asyncio.new_event_loop()
@@ -113,7 +120,7 @@ def _with_input(plan: RunPlan, place: Place, early: Early) -> tuple[RunPlan, lis
     try:
         records, listed = datafiles.lay_out(plan.data, plan.workers, plan.spec.seed, plan.directory, place.directory, early.check)
     except OSError as error:
-        raise WorldError(f"the input cannot be cut into {place.directory}: {error.strerror}; choose another place with --result DIR") from error
+        raise UsageError(f"the input cannot be cut into {place.directory}: {error.strerror}; choose another place with --result DIR") from error
     told = []
     if records and min(records) == 0:
         told.append(f"{plan.data.source} has {words.count(sum(records), 'record')} for {len(records)} slices: some are empty")

@@ -21,5 +21,5 @@ def summary(crew: Crew, watch: Watch, referee: Referee, saver: Saver, verdict: V
         "closed": watch.closed, "uneven": words.uneven({worker.number: worker.clocks for worker in crew.workers}),
         "warnings": list(crew.warnings), **referee.to_document(), "staleness": watch.staleness,
         "data": data.document(plan.data, plan.workers, plan.result),
-        "result": saver.saved, "files": list(saver.files), "seconds": us // 1000 / 1000,
+        "result": saver.saved, "rescued": saver.rescued, "files": list(saver.files), "seconds": us // 1000 / 1000,
     }  # fmt: skip

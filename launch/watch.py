@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..core.jobmap import FAILED
 from ..core.limits import Limits
 from . import effects as e
 from . import words
-from .crew import Crew
+from .crew import EX_WORLD, Crew, Verdict
 from .worker import RUNNING
 
 AGAIN = 4  # each explanation of one stall comes after four times the wait of the one before
@@ -78,10 +79,12 @@ class Watch:
         return True
 
     def heard(self, news: Mapping[str, Any], now_us: int) -> list[Any]:
-        """What the agent says of a channel or a worker."""
+        """What the agent says of a channel or a worker, or of a job that cannot go on while its values can still be saved."""
         event, worker, text = news.get("event"), news.get("worker"), str(news.get("text"))
         if event == "waiting":
             return self._overheard(text, now_us)
+        if event == "failing":
+            return [Verdict(FAILED, f"the job has failed: {text}", EX_WORLD)]
         if event == "twins":
             return self._twins(int(news.get("worker") or 0), int(news.get("other") or 0))
         if event == "channel" and news.get("state") == "broken":

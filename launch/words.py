@@ -276,12 +276,13 @@ def closing_lines(summary: Mapping[str, Any]) -> list[str]:
     workers = summary["workers"]
     clocks = sorted({worker["clocks"] for worker in workers})
     clocks_text = count(clocks[0], "clock") if len(clocks) == 1 else f"{clocks[0]:,} to {clocks[-1]:,} clocks"
-    pushes = sum(worker["pushes"] for worker in workers)
+    counts = [worker["pushes"] for worker in workers]
+    pushes = count(sum(counts), "push") if None not in counts else "pushes not known: the agent was not there to count them"
     restarts = sum(worker["restarts"] for worker in workers)
     lines = [
         joined([
             f"job {summary['job']} {summary['state']}",
-            f"{count(len(workers), 'worker')}, {clocks_text} each, {count(pushes, 'push')}",
+            f"{count(len(workers), 'worker')}, {clocks_text} each, {pushes}",
             count(restarts, "restart") if restarts else "",
             f"{summary['seconds']:.1f} s",
         ])

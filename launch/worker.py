@@ -28,6 +28,7 @@ class Worker:
     dismissed: bool = False  # unplugged, and told by us to end
     clocks: int = 0
     pushes: int = 0
+    uncounted: bool = False  # a program of this generation ran, and nobody has told yet how often it pushed
     restarts: int = 0
     status: int | None = None  # of the last program that ended
     outcome: str = ""  # finished | unplugged | lost | failed | stopped, once it is decided
@@ -37,6 +38,6 @@ class Worker:
 
     def to_document(self) -> dict[str, object]:
         return {
-            "worker": self.number, "outcome": self.outcome, "clocks": self.clocks, "pushes": self.pushes,
+            "worker": self.number, "outcome": self.outcome, "clocks": self.clocks, "pushes": None if self.uncounted else self.pushes,
             "restarts": self.restarts, "generation": self.gen, "status": self.status, "last_error": self.last_error,
         }  # fmt: skip

@@ -5,8 +5,8 @@ Whatever cannot be taken raises `RequestError` and leaves no trace.  Knows neith
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,8 +22,21 @@ from .optimizers import Mix
 from .place import Items, News, Parts, Place, State
 
 Array = np.ndarray[Any, np.dtype[Any]]
+T = TypeVar("T")
+#: Work that may be interrupted: it tells after each slice how many bytes that was.  Nobody may look at the range meanwhile.
+Slices = Generator[int, None, T]
 Scalars = dict[int, tuple[float, ...]]  # of one entry's steps, by table
 Shown = dict[Place, tuple[Array, ...]]
+
+
+def whole(work: Slices[T]) -> T:
+    """All slices at once."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            made: T = end.value
+            return made
 
 
 class Blocks:
@@ -72,7 +85,7 @@ class Blocks:
 
     # -- steps, beside the visible values
 
-    def stepped(self, items: Items, scalars: Scalars) -> News:
+    def stepped(self, items: Items, scalars: Scalars) -> Slices[News]:
         """What the blocks will hold after one push."""
         new: News = []
         for place, array in items:
@@ -81,9 +94,10 @@ class Blocks:
                 self.take_back(new)
                 raise RequestError(Code.NONFINITE, f"the step of {place} leaves the range of {place.spec.storage_name}")
             new.append((place, values))
+            yield place.nbytes
         return new
 
-    def closed(self, plan: Mapping[Place, Parts], totals: Mapping[int, float], scalars: Scalars) -> News:
+    def closed(self, plan: Mapping[Place, Parts], totals: Mapping[int, float], scalars: Scalars) -> Slices[News]:
         """What the blocks will hold after a close; `totals` are the weights of all members, by table."""
         new: News = []
         for place, parts in plan.items():
@@ -95,6 +109,7 @@ class Blocks:
                 self.take_back(new)
                 raise RequestError(Code.NONFINITE, _overflow(place, parts))
             new.append((place, values))
+            yield place.nbytes
         return new
 
     def check_offer(self, items: Items) -> None:

@@ -17,6 +17,7 @@ from ..core.table import DTYPE_CODES
 from ..wire.codec import U8, U64
 from ..wire.messages import BY_VALUE, IDS, KEYS, ROWS, Segment
 from . import plain
+from .blocks import Slices
 from .dump import Layout
 from .memory import Memory
 from .optimizers import Mix, working
@@ -29,6 +30,7 @@ from .rows import Kept, Rows, Step, no_memory
 Scalars = Mapping[int, tuple[float, ...]]
 
 SCAN_BYTES = 1 << 20  # of one answer
+STEP_BYTES = 1 << 20  # of values that are stepped at once
 
 
 class Pushed(NamedTuple):
@@ -122,7 +124,7 @@ class Buckets:
 
     # -- steps, beside what is visible
 
-    def stepped(self, groups: Sequence[Group], scalars: Scalars) -> list[Step]:
+    def stepped(self, groups: Sequence[Group], scalars: Scalars) -> Slices[list[Step]]:
         """What rows will hold after one push; an entry that weighs nothing steps none."""
         steps = []
         for group in groups:
@@ -132,25 +134,30 @@ class Buckets:
                 raise RequestError(Code.NONFINITE, f"the step of {group.rows} leaves the range of {group.rows.spec.storage_name}")
             if scalars[group.rows.table][0] != 0.0:
                 steps.append(step)
+            yield group.values.nbytes
         return steps
 
-    def closed(self, plan: Mapping[Rows, RowParts], totals: Mapping[int, float], scalars: Scalars) -> list[Step]:
-        """What rows will hold after a close; `totals` are the weights of all members, by table."""
+    def closed(self, plan: Mapping[Rows, RowParts], totals: Mapping[int, float], scalars: Scalars) -> Slices[list[Step]]:
+        """What rows will hold after a close; `totals` are the weights of all members, by table.  Each row is stepped for itself."""
         steps = []
         for rows, parts in plan.items():
             mix = _mix(rows, parts, totals)
             if mix is None:
                 continue  # nobody weighs anything
             try:
-                slots, update = self._combined(rows, parts, mix)
+                slots, update = yield from self._combined(rows, parts, mix)
             except MemoryError:
                 raise no_memory(rows) from None
-            step = None
-            if update is not None:
-                step = self._step(rows, rows.names.ids[slots], None, slots, update, scalars)
-            if step is None:
+            if update is None:
                 raise RequestError(Code.NONFINITE, _overflow(rows, parts))
-            steps.append(step)
+            ids, most = rows.names.ids, max(1, STEP_BYTES // rows.row_bytes)
+            for start in range(0, len(slots), most):
+                some = slots[start : start + most]
+                step = self._step(rows, ids[some], None, some, update[start : start + most], scalars)
+                if step is None:
+                    raise RequestError(Code.NONFINITE, _overflow(rows, parts))
+                steps.append(step)
+                yield step.nbytes
         return steps
 
     def _step(self, rows: Rows, ids: Array, keys: Keys | None, slots: Slots, update: Array, scalars: Scalars) -> Step | None:
@@ -159,7 +166,7 @@ class Buckets:
         except MemoryError:
             raise no_memory(rows) from None
 
-    def _combined(self, rows: Rows, parts: RowParts, mix: Mix) -> tuple[Slots, Array | None]:
+    def _combined(self, rows: Rows, parts: RowParts, mix: Mix) -> Slices[tuple[Slots, Array | None]]:
         """The rows that the members pushed to, and one update for each; None when an integer does not fit.
 
         A row's pushes are added in the order of `parts`.  Between rows there is no order to keep: each is stepped for itself.
@@ -174,13 +181,15 @@ class Buckets:
         total = np.empty((len(union), rows.spec.width), work)
         weights = mix.weights or (None,) * len(places)
         seen = 0
-        with np.errstate(all="ignore"):
-            for array, weight, place in zip(mix.arrays, weights, places):
+        for array, weight, place in zip(mix.arrays, weights, places):
+            with np.errstate(all="ignore"):
                 term = array.astype(work, copy=False) if weight is None else array.astype(work, copy=False) * work.type(weight)
                 seen = _add_term(total, place, term, seen)
-                if seen < 0:
-                    return union, None
-            if mix.divisor != 1.0:
+            if seen < 0:
+                return union, None
+            yield term.nbytes
+        if mix.divisor != 1.0:
+            with np.errstate(all="ignore"):
                 np.divide(total, work.type(mix.divisor), out=total)
         return union, total
 
@@ -197,7 +206,7 @@ class Buckets:
         place_of[union[:count]] = -1
         return union[:count], places
 
-    def take(self, steps: Iterable[Step], change: int) -> None:
+    def take(self, steps: Iterable[Step], change: int) -> Slices[None]:
         """Make steps visible."""
         for step in steps:
             rows = step.rows
@@ -205,8 +214,9 @@ class Buckets:
             rows.take(step)
             rows.changed = change
             self._count(rows, count, text)
+            yield step.nbytes
 
-    def hold(self, groups: Iterable[Group], change: int) -> list[Pushed]:
+    def hold(self, groups: Iterable[Group], change: int) -> Slices[list[Pushed]]:
         """Rows of a push that waits for its clock's close: each has a slot from here on."""
         pushed = []
         for group in groups:
@@ -218,6 +228,7 @@ class Buckets:
                 self._count(rows, count, text)
                 rows.changed = change
             pushed.append(Pushed(rows, slots, group.values))
+            yield group.values.nbytes
         return pushed
 
     # -- answers

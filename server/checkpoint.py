@@ -163,6 +163,6 @@ def _document(hosted: Hosted, clock: int) -> dict[str, Any]:
     finished = [[row.worker, row.finished] for row in keeper.members.rows.values()]
     return {
         "clock": clock, "cut": saves.cut, "job": hosted.spec.to_document(), "ring_ranges": hosted.map.ring_ranges,
-        "workers": workers, "finished": finished, "pieces": keeper.work.dump(), "initialised": keeper.initialised,
+        "workers": workers, "finished": finished, "pieces": keeper.work.dump(), "initialised": keeper.claims.initialised,
         "ranges": sorted(hosted.map.ranges),
     }  # fmt: skip

@@ -7,31 +7,34 @@
     slowest, closed, members ...    ->  Standing          to every other agent, as a notice
     membership changes              ->  Roster            to every server of the job, until all ranges acked
     two workers push the same bytes ->  Twins             to the agents of both
+    a range cannot close (Refuse)   ->  Refuse            to every agent, and to each that speaks from then on
 
 Closes are decided once, in order, with the incarnation that ticked.  Runs from the log of its range, on every copy the
-same: what it says counts from the one that leads alone (`replica_clock`).  Owns membership, ticks, the stop clock and the claim
-on first values; pieces and twins have books of their own.  Refuses to know values, pushes, and how many agents there will be.
+same: what it says counts from the one that leads alone (`replica_clock`).  Owns membership, ticks and the stop clock;
+first values, pieces and twins have books of their own.  Refuses to know values, pushes, and how many agents there will be.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 from zlib import crc32
 
 from ..core.clock import BSP
 from ..core.effects import Log, Send
-from ..core.errors import Code, PeerError
+from ..core.errors import Code, PeerError, RequestError
 from ..core.job import JobSpec
 from ..core.kinds import WHOLE_OPTIMIZERS
 from ..core.limits import Limits
 from ..wire import messages as m
 from . import plain
+from .claims import Claims
 from .effects import SaveBegun
 from .members import Member, Members
 from .outbox import Outbox
 from .saves import Saves
 from .twins import Twins
-from .weights import Weights, checked_weights, read_ticks
+from .weights import Weights, checked_weights, read_ticks, sorted_ticks
 from .worklist import Worklist
 
 WAITING_MAX = 16
@@ -49,22 +52,19 @@ class ClockMachine:
         self.members = Members(spec.workers)
         self.outbox = Outbox(limits)
         self.closed = 0  # clocks decided so far
-        self.initialised = 0  # claim whose first values are complete
         self.stop_clock = spec.stop_clock or -1  # all workers end when they have finished so many clocks; -1 = none is known
         self.work = Worklist(spec.pieces, spec.passes)
         self.twins = Twins()
         self.saves = Saves(spec)
+        self.failure: RequestError | None = None  # a range cannot close: nothing is closed any more, and the job has to be ended
         self._spec = spec
         self._asked_to_stop = False  # a rule has fired: nothing changes stop_clock any more
         self._limits = limits
-        self._workers_max = limits.workers_max
         self._closes = any(spec.consistency_of(table).model == BSP for table in spec.tables)
         self._tables = len(spec.tables)
         self._gradients = frozenset(number for number, table in enumerate(spec.tables) if table.optimizer not in WHOLE_OPTIMIZERS)
-        self._offers = any(table.init in ("program", "file") for table in spec.tables)
+        self.claims = Claims(any(table.init in ("program", "file") for table in spec.tables))
         self._ticks: dict[int, dict[int, tuple[int, Weights]]] = {}  # clock -> worker -> (gen that ticked, weights)
-        self._claim = 0  # number of the last claim
-        self._claimer: tuple[int, int] | None = None  # the stream that holds it
         self._agents: dict[str, None] = {}  # nodes that speak for somebody
         self._news: list[Any] = []  # effects of this event beside answer, closes and notices
 
@@ -80,11 +80,14 @@ class ClockMachine:
             return list(self.outbox.on_close_ack(sender, message, self.epoch, self.token, now_us))
         if isinstance(message, m.RosterAck):
             return list(self.outbox.on_roster_ack(sender, message, self.epoch, self.token, now_us))
+        if isinstance(message, m.Refuse):
+            return self._on_failure(message)
 
         before = self._notice()
         roster = self.members.number
         answer = _HANDLERS[type(message)](self, sender, message)
-        effects = self._close_what_is_done(now_us)
+        effects = self._failing((sender,))
+        effects += self._close_what_is_done(now_us)
         if self.members.number != roster:
             effects += self.outbox.roster(self._roster(), now_us)
         if isinstance(answer, Member):
@@ -103,7 +106,7 @@ class ClockMachine:
         """This copy was a backup, and everything that was decided before is known to it: bring it to all once more."""
         roster = self._roster() if self.members.number else None
         self.saves.lead()
-        return self.notices() + self.outbox.lead(roster, self.epoch, self.token, now_us)
+        return self.notices() + self._failing(self._agents) + self.outbox.lead(roster, self.epoch, self.token, now_us)
 
     def notices(self) -> list[Any]:
         """How the clock stands, to every agent."""
@@ -122,8 +125,8 @@ class ClockMachine:
 
     def _on_join(self, sender: str, join: m.Join) -> Member | m.Refuse:
         """The stream exists; lower incarnations are fenced from here on."""
-        if not 0 <= join.worker < self._workers_max:
-            return self._refuse(join, Code.RANGE, f"worker {join.worker}; from 0 to {self._workers_max - 1}")
+        if not 0 <= join.worker < self._limits.workers_max:
+            return self._refuse(join, Code.RANGE, f"worker {join.worker}; from 0 to {self._limits.workers_max - 1}")
         member = self.members.get(join.worker)
         if member is not None and join.gen < member.gen:
             return self._fenced(join, member)
@@ -175,7 +178,7 @@ class ClockMachine:
         member = self._stream(sender, leave)
         if isinstance(member, Member) and member.here:
             self.members.leave(member)
-            self._drop_claim_of(member.worker)
+            self.claims.drop(member.worker)
             self.twins.forget(member.worker)
             if leave.reason in DONE:
                 self.work.finish(member.worker)
@@ -222,21 +225,13 @@ class ClockMachine:
         member = self._stream(sender, ask)
         if not isinstance(member, Member):
             return member
-        stream = (ask.worker, ask.gen)
-        if self._offers and not self.initialised and self._claimer is None and member.here:
-            self._claim += 1
-            self._claimer = stream
-        claim = self._claim if self._claimer == stream and not self.initialised else 0
-        return m.ClaimTold(self.job, self.epoch, self.token, ask.worker, ask.gen, claim)
+        return m.ClaimTold(self.job, self.epoch, self.token, ask.worker, ask.gen, self.claims.ask(ask.worker, ask.gen, member.here))
 
     def _on_init_done(self, sender: str, done: m.InitDone) -> Member | m.Refuse:
         member = self._stream(sender, done)
-        if not isinstance(member, Member) or done.claim == self.initialised:
+        if not isinstance(member, Member) or self.claims.done(done.worker, done.gen, done.claim):
             return member
-        if self.initialised or done.claim != self._claim or self._claimer != (done.worker, done.gen):
-            return self._refuse(done, Code.FENCED, f"claim {done.claim} of worker {done.worker} on the first values has fallen")
-        self.initialised = done.claim
-        return member
+        return self._refuse(done, Code.FENCED, f"claim {done.claim} of worker {done.worker} on the first values has fallen")
 
     def _stream(self, sender: str, message: Any) -> Member | m.Refuse:
         """The member that speaks, under its newest incarnation; a higher one than known has just joined by speaking."""
@@ -255,7 +250,7 @@ class ClockMachine:
         first = self.members.slowest
         if self._closes:
             first = self.closed + 1 if self.members.count else self.closed
-        self._drop_claim_of(worker)
+        self.claims.drop(worker)
         self.work.lose(worker)
         member = self.members.join(worker, gen, sender, first)
         self._count_agents()
@@ -270,10 +265,6 @@ class ClockMachine:
     def _count_agents(self) -> None:
         self._agents = {member.agent: None for member in self.members.rows.values() if member.agent}
 
-    def _drop_claim_of(self, worker: int) -> None:
-        if self._claimer is not None and self._claimer[0] == worker:
-            self._claimer = None
-
     def weights(self, weights: tuple[Any, ...]) -> Weights:
         """What a Tick says that its worker weighs.  Raises `PeerError`."""
         return checked_weights(weights, self._tables)
@@ -283,6 +274,8 @@ class ClockMachine:
     def _close_what_is_done(self, now_us: int) -> list[Any]:
         """Close every clock that all its members have finished.  A clock of which nobody is left is closed empty."""
         effects: list[Any] = []
+        if self.failure is not None:
+            return effects
         if not self._closes:
             save = self.saves.due(self.members.slowest)
             return [SaveBegun(self.job, save, self.members.slowest)] if save else []
@@ -308,17 +301,33 @@ class ClockMachine:
         members = tuple((worker, ticks[worker][0]) for worker in sorted(ticks))
         return m.Close(self.job, self.epoch, self.token, clock, members, tuple(sorted(totals.items())), save)
 
+    def _on_failure(self, refuse: m.Refuse) -> list[Any]:
+        """One range cannot close.  The others go no further than they are, so that what is saved is of one time, or nearly."""
+        if self.failure is not None:
+            return []
+        self.failure = RequestError(Code(refuse.code), refuse.text)
+        told = Log("job_failed", {"job": self.job, "range": refuse.range, "reason": refuse.text})
+        return [told, *self._failing(self._agents)]
+
     # -- what is told
+
+    def _failing(self, agents: Iterable[str]) -> list[Any]:
+        """To these agents, why the job cannot go on; nothing if it can."""
+        if self.failure is None:
+            return []
+        code, text = int(self.failure.code), self.failure.text
+        refuse = m.Refuse(self.job, self.number, self.epoch, self.token, 0, m.NOBODY, 0, 0, code, text)
+        return [Send(agent, refuse) for agent in agents]
 
     def _notice(self) -> tuple[int, int, int, int, int]:
         """Whatever of it changes is told to every agent."""
-        return (self.members.slowest, self.closed, self.members.count, self.initialised, self.stop_clock)
+        return (self.members.slowest, self.closed, self.members.count, self.claims.initialised, self.stop_clock)
 
     def _standing(self, member: Member | None) -> m.Standing:
         worker, gen, finished = (member.worker, member.gen, member.finished) if member else (m.NOBODY, 0, 0)
         return m.Standing(
             self.job, self.epoch, self.token, worker, gen, finished, self.members.slowest, self.closed, self.members.count,
-            self.initialised, self.stop_clock, self.members.waiting(WAITING_MAX), member.end if member else -1, self.saves.told,
+            self.claims.initialised, self.stop_clock, self.members.waiting(WAITING_MAX), member.end if member else -1, self.saves.told,
         )  # fmt: skip
 
     def _roster(self) -> m.Roster:
@@ -329,28 +338,23 @@ class ClockMachine:
         return self._refuse(message, Code.FENCED, text)
 
     def _refuse(self, message: Any, code: Code, text: str) -> m.Refuse:
-        return m.Refuse(
-            self.job, self.number, self.epoch, self.token, 0, message.worker, message.gen, 0, int(code), text
-        )  # fmt: skip
+        return m.Refuse(self.job, self.number, self.epoch, self.token, 0, message.worker, message.gen, 0, int(code), text)
 
     # -- copies
 
     def dump(self) -> dict[str, Any]:
         """Everything but where ranges lie and what they have acked, as a plain document."""
         return {
-            "closed": self.closed, "initialised": self.initialised, "stop_clock": self.stop_clock, "asked": self._asked_to_stop,
-            "claim": self._claim, "claimer": self._claimer or (), "members": self.members.dump(), "work": self.work.dump(),
-            "twins": self.twins.dump(), "outbox": self.outbox.dump(), "saves": self.saves.dump(),
-            "ticks": self._sorted_ticks(),
+            "closed": self.closed, "stop_clock": self.stop_clock, "asked": self._asked_to_stop, "failure": plain.from_failure(self.failure),
+            "claims": self.claims.dump(), "members": self.members.dump(), "work": self.work.dump(),
+            "twins": self.twins.dump(), "outbox": self.outbox.dump(), "saves": self.saves.dump(), "ticks": sorted_ticks(self._ticks),
         }  # fmt: skip
 
     def load(self, meta: Any) -> None:
         """What a copy's document says, in place of what is here.  Raises `PeerError`."""
-        self.closed, self._claim = plain.whole(plain.field(meta, "closed")), plain.whole(plain.field(meta, "claim"))
-        self.initialised = plain.whole(plain.field(meta, "initialised"), 0, self._claim)
+        self.closed, self.failure = plain.whole(plain.field(meta, "closed")), plain.failure(plain.field(meta, "failure"))
         self.stop_clock, self._asked_to_stop = plain.signed(plain.field(meta, "stop_clock")), plain.flag(plain.field(meta, "asked"))
-        claimer = plain.listed(plain.field(meta, "claimer"))
-        self._claimer = plain.pair(claimer) if claimer else None
+        self.claims.load(plain.field(meta, "claims"))
         self._ticks = plain.once([(clock, read_ticks(some, self._tables)) for clock, some in plain.records(plain.field(meta, "ticks"), plain.whole, plain.listed)])
         self.members.load(plain.field(meta, "members"))
         self.work.load(plain.field(meta, "work"))
@@ -361,13 +365,10 @@ class ClockMachine:
         if self.outbox.decided != self.closed or any(clock < self.closed for clock in self._ticks):
             raise PeerError(f"a copy of the clock has {self.closed} clocks closed, and does not remember the last of them")
         rows = self.members.rows
-        if len(rows) > self._workers_max or (self._closes and self.members.count and self.members.slowest > self.closed):
+        if len(rows) > self._limits.workers_max or (self._closes and self.members.count and self.failure is None and self.members.slowest > self.closed):
             raise PeerError("a copy of the clock has members that cannot be")
         if any(worker not in rows or last != rows[worker].finished - 1 for worker, last in self.twins.heard.items()):
             raise PeerError("a copy of the clock compares clocks that nobody has finished")
-
-    def _sorted_ticks(self) -> list[tuple[int, list[tuple[int, int, Weights]]]]:
-        return [(clock, [(worker, *tick) for worker, tick in sorted(ticks.items())]) for clock, ticks in sorted(self._ticks.items())]
 
     def rewind(self, clocks: int) -> None:
         """Loaded from a checkpoint whose cut lies behind so many closed clocks: all incarnations are over, and nothing is under way."""
@@ -375,7 +376,8 @@ class ClockMachine:
             self.closed = clocks
             self.outbox.rewind(clocks)
         self.members.rewind(clocks if self._closes else -1)
-        self._ticks, self._claimer, self._asked_to_stop = {}, None, False
+        self._ticks, self._asked_to_stop, self.failure = {}, False, None
+        self.claims.rewind()
         self.stop_clock = self._spec.stop_clock or -1
         self.twins = Twins()
         self.work.rewind()
@@ -389,9 +391,9 @@ class ClockMachine:
         self.outbox.check()
         assert self.outbox.floor <= self.closed, "a range closed a clock that was not closed"
         assert all(clock >= self.closed for clock in self._ticks), "a tick of a closed clock was kept"
-        if self._closes and self.members.count:
+        if self._closes and self.members.count and self.failure is None:
             assert self.members.slowest <= self.closed, "a clock that all have finished is not closed"
-        assert self.initialised <= self._claim
+        self.claims.check()
         assert not self._news, "an event left something unsaid"
         assert self._limits.workers_max >= len(self.members.rows)
         self.work.check()
@@ -399,9 +401,8 @@ class ClockMachine:
 
     def digest(self) -> int:
         state = (
-            self.members.roster(), [member.finished for member in self.members.rows.values()], self.closed, self.initialised,
-            self._claim, self._claimer, self._sorted_ticks(), self.stop_clock, self.work.state(),
-            self.saves.state(),
+            self.members.roster(), [member.finished for member in self.members.rows.values()], self.closed,
+            self.claims.state(), sorted_ticks(self._ticks), self.stop_clock, self.work.state(), self.saves.state(), str(self.failure or ""),
         )  # fmt: skip
         return crc32(repr(state).encode())
 

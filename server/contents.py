@@ -13,7 +13,7 @@ from ..core.job import JobSpec
 from ..core.jobmap import Bucket, Piece
 from ..wire.messages import ABSENT, BLOCK, BY_VALUE, IDS, Segment
 from . import plain
-from .blocks import Array, Blocks, Scalars
+from .blocks import Array, Blocks, Scalars, Slices
 from .buckets import Buckets, Pushed
 from .buckets import Room as Room
 from .dump import Dump, Layout
@@ -130,20 +130,22 @@ class Contents:
             self.buckets.admit(room)
         return room
 
-    def prepare(self, load: Load, scalars: Scalars, room: Room | None) -> Prepared:
+    def prepare(self, load: Load, scalars: Scalars, room: Room | None) -> Slices[Prepared]:
         """Steps of what is not staged, made beside the visible values; memory for all rows that are new."""
         at_once, staged = load.split()
         steps: list[Step] = []
         if load.groups:
             if room is not None:
                 self.buckets.reserve(room)
-            steps = self.buckets.stepped(at_once.groups, scalars)
-        return Prepared(self.blocks.stepped(at_once.items, scalars), steps, staged)
+            steps = yield from self.buckets.stepped(at_once.groups, scalars)
+        news = yield from self.blocks.stepped(at_once.items, scalars)
+        return Prepared(news, steps, staged)
 
-    def close(self, plan: Plan, totals: Mapping[int, float], scalars: Scalars) -> Prepared:
+    def close(self, plan: Plan, totals: Mapping[int, float], scalars: Scalars) -> Slices[Prepared]:
         """One step with what the members of a clock have pushed."""
-        steps = self.buckets.closed(plan.rows, totals, scalars)
-        return Prepared(self.blocks.closed(plan.blocks, totals, scalars), steps, NOTHING)
+        steps = yield from self.buckets.closed(plan.rows, totals, scalars)
+        news = yield from self.blocks.closed(plan.blocks, totals, scalars)
+        return Prepared(news, steps, NOTHING)
 
     def check_offer(self, load: Load) -> None:
         """Whether these may be first values.  Raises `RequestError`."""
@@ -155,19 +157,19 @@ class Contents:
         """First values."""
         return Prepared(self.blocks.offered(load.items), [], NOTHING)
 
-    def apply(self, prepared: Prepared) -> None:
+    def apply(self, prepared: Prepared) -> Slices[None]:
         """Make steps visible."""
         self.changes += 1
         self.blocks.replace(prepared.news, self.changes)
         if prepared.steps:
-            self.buckets.take(prepared.steps, self.changes)
+            yield from self.buckets.take(prepared.steps, self.changes)
 
-    def hold(self, load: Load) -> list[Pushed]:
+    def hold(self, load: Load) -> Slices[list[Pushed]]:
         """Rows that wait for a close have their places from here on."""
         if not load.groups:
             return []
         self.changes += 1
-        return self.buckets.hold(load.groups, self.changes)
+        return (yield from self.buckets.hold(load.groups, self.changes))
 
     # -- snapshots
 

@@ -9,9 +9,11 @@ from .dump import Dump
 
 
 class JobFailed(NamedTuple):
-    """A range cannot go on without storing what is no number.  The node reports it to the master."""
+    """A range cannot go on without storing what is no number, and keeps what it has.  The node tells the keeper of the clock."""
 
     job: int
+    range: int
+    code: int
     reason: str
 
 

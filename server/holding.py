@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ..core.errors import Code, PeerError, RequestError
+from ..core.errors import PeerError, RequestError
 from . import plain
 from .clock import ClockMachine
 from .contents import Contents
@@ -42,9 +42,8 @@ class Holding(NamedTuple):
         """Dense blocks and staged pushes by reference, rows copied.  `contents.let_go` ends it.  Raises MemoryError."""
         inside = self.contents.dump()
         staged, pushed = self.staging.dump()
-        failure = (int(facts.failure.code), facts.failure.text) if facts.failure is not None else ()
         meta = {
-            "version": facts.version, "closed": facts.closed, "claim": facts.claim, "mark": facts.mark, "failure": failure,
+            "version": facts.version, "closed": facts.closed, "claim": facts.claim, "mark": facts.mark, "failure": plain.from_failure(facts.failure),
             "contents": inside.meta, "staged": staged, "streams": self.streams.dump(), "shares": self.shares.dump(),
             "clock": self.clock.dump() if self.clock is not None else {},
         }  # fmt: skip
@@ -99,9 +98,5 @@ class Holding(NamedTuple):
 
 def _facts(meta: Any) -> Facts:
     version, closed, claim = [plain.whole(plain.field(meta, name)) for name in ("version", "closed", "claim")]
-    mark, failure = plain.whole(plain.field(meta, "mark"), 0, 0xFFFFFFFF), plain.listed(plain.field(meta, "failure"))
-    why = None
-    if failure:
-        code, text = plain.record(failure, plain.code, plain.text)
-        why = RequestError(Code(code), text)
-    return Facts(version, closed, claim, mark, why)
+    mark, failure = plain.whole(plain.field(meta, "mark"), 0, 0xFFFFFFFF), plain.failure(plain.field(meta, "failure"))
+    return Facts(version, closed, claim, mark, failure)

@@ -19,14 +19,11 @@ from .effects import Turn, Warm
 from .hosted import Hosted
 from .link import Identity, MasterLink
 from .memory import Array, Memory, never_lent
+from .pool import endless_room
 from .savetraffic import SaveTraffic
 
 _OF_MASTER = frozenset({m.MapTold, m.Registered, m.BeatAck, m.Done, m.NotLeader})
-
-
-def endless_room() -> int:
-    """For places where nobody counts memory."""
-    return 1 << 62
+_AT_ONCE = _OF_MASTER | {Turn}  # also while a range is busy
 
 
 class ServerMachine(SaveTraffic):
@@ -41,7 +38,7 @@ class ServerMachine(SaveTraffic):
         self._handlers: dict[type[Any], Callable[[str, Any], None]] = {
             **dict.fromkeys((m.Push, m.Pull, m.PullAt, m.Scan, m.Init, m.LastAsk), self._on_range),
             **dict.fromkeys((m.Join, m.Tick, m.Leave, m.StandingAsk, m.ClaimAsk, m.InitDone, m.StopAsk, m.SaveAsk, m.NextAsk), self._on_clock),
-            **dict.fromkeys((m.CloseAck, m.RosterAck), self._on_clock_ack),
+            **dict.fromkeys((m.CloseAck, m.RosterAck, m.Refuse), self._on_clock_ack),
             **dict.fromkeys((m.Replicate, m.Held, m.Sync, m.CopyAsk, m.CopyTold), self._on_copy),
             **self._save_handlers(),
             m.Close: self._on_close, m.Roster: self._on_roster, m.MapTold: self._on_map, m.Registered: self._on_registered,
@@ -53,7 +50,11 @@ class ServerMachine(SaveTraffic):
     def on_message(self, sender: str, message: Any, now_us: int) -> list[Any]:
         """Whatever a server is sent.  A peer that breaks the protocol is logged, and nothing of its message is done."""
         self._begin(now_us)
-        self._do(sender, message)
+        if self._turns.busy and type(message) not in _AT_ONCE:
+            if not sender or len(self._later) < self._limits.parked_max:  # more are as if lost: peers ask again
+                self._later.append((sender, message))
+        else:
+            self._do(sender, message)
         return self._finish()
 
     def _begin(self, now_us: int) -> None:
@@ -82,6 +83,8 @@ class ServerMachine(SaveTraffic):
         self._begin(now_us)
         if now_us >= self.link.deadline_us():
             self._emit(self.link.on_time(now_us, self._counters()))
+        if self._turns.busy:
+            return self._finish()
         for replica in self._alarms.take(now_us):
             self._emit(replica.on_time(now_us))
             self._after(replica)
@@ -90,6 +93,8 @@ class ServerMachine(SaveTraffic):
 
     def deadline_us(self) -> int | None:
         due_us = self.link.deadline_us()
+        if self._turns.busy:
+            return due_us
         alarm_us = self._alarms.due_us
         if alarm_us is not None and alarm_us < due_us:
             due_us = alarm_us
@@ -97,10 +102,13 @@ class ServerMachine(SaveTraffic):
         return due_us if save_us is None or due_us < save_us else save_us
 
     def _finish(self) -> list[Any]:
-        """What we told ourselves is done in the same event."""
-        while self._own:
-            message = self._own.popleft()
-            self._handlers[type(message)](self.name, message)
+        """What we told ourselves is done in the same event, then what came while a range was busy."""
+        while (self._own or self._later) and not self._turns.busy:
+            if self._own:
+                message = self._own.popleft()
+                self._handlers[type(message)](self.name, message)
+            else:
+                self._do(*self._later.popleft())
         if self._turns.wants_turn():
             self._effects.append(Turn())
         effects, self._effects = self._effects, []
@@ -116,6 +124,7 @@ class ServerMachine(SaveTraffic):
             hosted.checked_token = max(hosted.checked_token, self.link.token)
         if new.token <= self._token_of(new.number):
             return
+        self._turns.finish(self._now_us)
         if new.state != RUNNING:  # a lost one too: nobody can do anything with the rest of it
             self._drop(new)
             return
@@ -218,7 +227,8 @@ class ServerMachine(SaveTraffic):
     # -- what must always hold
 
     def check(self) -> None:
-        assert not self._own and not self._effects, "an event left something undone"
+        assert not self._effects and (self._turns.busy or not self._own), "an event left something undone"
+        assert self._turns.busy or not self._later, "messages wait for nothing"
         self._turns.check()
         assert len(self._ended) <= self._limits.jobs_max
         self._warmth.check()

@@ -61,6 +61,9 @@ class Outbox:
                 effects.append(Send(server, next(reversed(self._closes.values()))._replace(epoch=epoch, token=token)))
         return effects
 
+    def owns(self, server: str, number: int) -> bool:
+        return bool(server) and self._owner.get(number) == server
+
     def close(self, close: Close, now_us: int) -> list[Send]:
         self._closes[close.clock] = close
         self._arm(now_us)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from ..core.errors import Code, PeerError, shown
+from ..core.errors import Code, PeerError, RequestError, shown
 
 INT_MAX = 1 << 62  # whoever counts on from there still fits into 64 bits
 TEXT_MAX = 1 << 16
@@ -84,6 +84,18 @@ def once(found: Sequence[tuple[Made, Any]]) -> dict[Made, Any]:
     if len(made) != len(found):
         raise PeerError("a copy names something twice")
     return made
+
+
+def from_failure(why: RequestError | None) -> tuple[Any, ...]:
+    return (int(why.code), why.text) if why is not None else ()
+
+
+def failure(value: Any) -> RequestError | None:
+    """What `from_failure` made."""
+    if not listed(value):
+        return None
+    number, why = record(value, code, text)
+    return RequestError(Code(number), why)
 
 
 def field(meta: Any, name: str) -> Any:

@@ -19,6 +19,11 @@ ASKED_BYTES = 64 * MIB
 SPARE_BYTES = 64 * MIB
 
 
+def endless_room() -> int:
+    """For places where nobody counts memory."""
+    return 1 << 62
+
+
 class Pool:
     """`used` counts values and optimizer state of the rows here, `taken` all memory that they have.
 

@@ -24,7 +24,7 @@ from ..core.jobmap import Bucket, Piece
 from ..core.limits import Limits
 from ..wire import messages as m
 from .admission import check_push
-from .blocks import Blocks, Scalars
+from .blocks import Blocks, Scalars, Slices, whole
 from .clock import ClockMachine
 from .contents import NOTHING, Contents, Holder, Load, Prepared, Room
 from .dump import Dump, Layout, check_shapes
@@ -176,15 +176,24 @@ class RangeMachine(Reads):
 
     # -- apply: the same on every copy; only the one that leads has effects
 
-    def apply(self, entry: Entry, leads: bool, now_us: int) -> list[Any]:
-        """Make a committed entry visible.  Raises `NoRoom`."""
+    def apply(self, entry: Entry, leads: bool, now_us: int) -> Slices[list[Any]]:
+        """Make a committed entry visible, slice by slice; between two nobody may look at the range.  Raises `NoRoom`."""
         assert entry.version == self.version + 1
         if self.underway.count:
             self.underway.done(entry)
-        apply = _APPLY.get(type(entry.message))
+        kind = type(entry.message)
         self.version += 1
         try:
-            effects: list[Any] = self._apply_to_clock(entry, now_us) if apply is None else apply(self, entry, leads)
+            if kind is m.Push:
+                effects = yield from self._apply_push(entry, leads)
+            elif kind is m.Close:
+                effects = yield from self._apply_close(entry, leads)
+            elif kind is m.Init:
+                effects = self._apply_init(entry, leads)
+            elif kind is m.Roster:
+                effects = self._apply_roster(entry, leads)
+            else:
+                effects = self._apply_to_clock(entry, now_us)
         except NoRoom:
             self.version -= 1
             raise
@@ -201,7 +210,7 @@ class RangeMachine(Reads):
             return [Send(entry.origin, self._refuse(why, m.NOBODY, 0, message.claim))]
         return [Send(entry.origin, self._refuse(why, *component[:3])) for component in message.components]
 
-    def _apply_push(self, entry: Entry, leads: bool) -> list[Any]:
+    def _apply_push(self, entry: Entry, leads: bool) -> Slices[list[Any]]:
         push: m.Push = entry.message
         components = push.components
         load, room = entry.load, entry.room
@@ -216,14 +225,14 @@ class RangeMachine(Reads):
                 self._check(components, holders, any([holder.staged for holder in holders]))
                 room = self.contents.buckets.wanted(load.groups) if load.groups else None
             scalars = self._scalars(components, load.holders())
-            prepared = self.contents.prepare(load, scalars, room)
+            prepared = yield from self.contents.prepare(load, scalars, room)
         except RequestError as refusal:
             return self._come_to_nothing(entry, refusal, leads)
 
         self.streams.measure(components, push.base, bool(scalars))
         newer = self.streams.take(components)
-        self.contents.apply(prepared)
-        self._take_push(entry, scalars, prepared.staged)
+        yield from self.contents.apply(prepared)
+        yield from self._take_push(entry, scalars, prepared.staged)
         self._fold(entry, components, prepared)
         return self._took_push(entry.origin, components, newer) if leads else []
 
@@ -247,7 +256,7 @@ class RangeMachine(Reads):
             found[holder.table] = holder.scalars(first.clock, share)
         return found
 
-    def _take_push(self, entry: Entry, scalars: Scalars, staged: Load) -> None:
+    def _take_push(self, entry: Entry, scalars: Scalars, staged: Load) -> Slices[None]:
         components = entry.message.components
         for table in scalars:
             for component in components:
@@ -255,7 +264,8 @@ class RangeMachine(Reads):
         if scalars:
             self.streams.stepped(components, entry.version)
         if staged.items or staged.groups:
-            self._staging.add(Staged(components, staged.items, self.contents.hold(staged)))
+            pushed = yield from self.contents.hold(staged)
+            self._staging.add(Staged(components, staged.items, pushed))
 
     def _took_push(self, sender: str, components: Sequence[m.Component], newer: bool) -> list[Any]:
         effects: list[Any] = [Send(sender, self._ack(*component[:3])) for component in components]
@@ -266,7 +276,7 @@ class RangeMachine(Reads):
                 effects += self._answer(self._parking.take_for_push(component.worker))
         return effects
 
-    def _apply_close(self, entry: Entry, leads: bool) -> list[Any]:
+    def _apply_close(self, entry: Entry, leads: bool) -> Slices[list[Any]]:
         close: m.Close = entry.message
         if close.clock != self.closed or self.failure is not None:
             self._fold(entry, "passed over", _NO_CHANGE)
@@ -274,13 +284,13 @@ class RangeMachine(Reads):
         plan = self._staging.plan(close.clock, close.members)
         scalars = {holder.table: holder.scalars(close.clock) for holder in plan.holders()}
         try:
-            prepared = self.contents.close(plan, dict(close.totals), scalars)
+            prepared = yield from self.contents.close(plan, dict(close.totals), scalars)
         except RequestError as refusal:
             if refusal.code == Code.NOSPC:
                 raise NoRoom(refusal) from None
             self._fold(entry, ("void", int(refusal.code)), _NO_CHANGE)
             return self._fail(RequestError(refusal.code, _unclosed(close, refusal)))
-        self.contents.apply(prepared)
+        yield from self.contents.apply(prepared)
         self._staging.drop(close.clock)
         self.closed = close.clock + 1
         self.contents.closed(self.closed)
@@ -300,7 +310,7 @@ class RangeMachine(Reads):
             prepared = self.contents.offer(load)
         except RequestError as refusal:  # of numbers that the primary found good it can only be memory
             raise NoRoom(refusal) from None
-        self.contents.apply(prepared)
+        whole(self.contents.apply(prepared))
         self.claim = init.claim
         self._fold(entry, init.claim, prepared)
         return [self._init_ack(entry.origin, init)] if leads else []
@@ -330,10 +340,13 @@ class RangeMachine(Reads):
             self.mark = fold(self.mark, entry.version, said, prepared)
 
     def _fail(self, failure: RequestError) -> list[Any]:
-        """The values stay as they were, whoever waits is told, and the job ends with the reason."""
+        """The values stay as they were, for exports to read; whoever waits is told, and the job ends with the reason."""
         self.failure = failure
-        waiting = self._parking.take_if(lambda pull: True)
-        return [JobFailed(self.job, failure.text), *(Send(sender, self._refuse_pull(failure, pull)) for sender, pull in waiting)]
+        return [*self.failed(), *(Send(sender, self._refuse_pull(failure, pull)) for sender, pull in self._parking.take_if(lambda pull: True))]
+
+    def failed(self) -> list[Any]:
+        """What the keeper of the clock has to hear, if nothing can go on."""
+        return [JobFailed(self.job, self.number, int(self.failure.code), self.failure.text)] if self.failure is not None else []
 
     def _init_ack(self, sender: str, init: m.Init) -> Send:
         return Send(sender, m.InitAck(self.job, self.number, self.epoch, self.token, init.claim))
@@ -404,10 +417,4 @@ _CONSIDER: dict[type[Any], Any] = {
     m.Close: RangeMachine._on_close,
     m.Init: RangeMachine._on_init,
     m.Roster: RangeMachine._on_roster,
-}
-_APPLY: dict[type[Any], Any] = {
-    m.Push: RangeMachine._apply_push,
-    m.Close: RangeMachine._apply_close,
-    m.Init: RangeMachine._apply_init,
-    m.Roster: RangeMachine._apply_roster,
 }

@@ -61,7 +61,7 @@ class Reads:
             row_gen, last = self.rows.get(pull.worker, (0, 0))
             if pull.gen < row_gen:
                 effects.append(Send(sender, self._refuse_pull(fenced(pull.worker, pull.gen, row_gen), pull)))
-            elif self.failure is not None:
+            elif self.failure is not None and (pull.worker != m.NOBODY or pull.closed > self.closed):
                 effects.append(Send(sender, self._refuse_pull(self.failure, pull)))
             elif pull.after > (last if pull.gen == row_gen else 0):
                 self._parking.park(sender, pull, for_push=True)

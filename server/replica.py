@@ -17,9 +17,10 @@ from ..core.errors import PeerError, RequestError
 from ..core.jobmap import Assignment
 from ..core.limits import Limits
 from ..wire import messages as m
+from .blocks import Slices, whole
 from .clock import ClockMachine
 from .dump import Dump
-from .effects import AskSeat, JobFailed
+from .effects import AskSeat
 from .log import Entry, Log, payload_bytes
 from .range import NoRoom, RangeMachine, Taken
 from .replica_clock import consider
@@ -52,6 +53,7 @@ class Replica:
         self._limits = limits
         self._min_insync = min_insync
         self._seated: Assignment | None = None  # newest, while cold
+        self._work: Slices[list[Any]] | None = None  # an entry that is applied in part
         self._ready_at = 0
         self._registered = 0  # entries up to here are known to the range as under way
 
@@ -132,10 +134,16 @@ class Replica:
         """The only copy, and nothing waits: the entry is committed and applied as it is appended."""
         log, held = self.log, self.range
         entry = Entry(log.last + 1, sender, message, 0, log.written, self.seat.epoch, taken.load, taken.room, log.last)
+        effects: list[Any]
         try:
-            effects = held.apply(entry, True, now_us)
+            self._work = held.apply(entry, True, now_us)
+            effects = self._slice()
         except NoRoom as error:
             effects = held.void(entry, error.why)
+        if self._work is not None:  # it is large: the rest in turns
+            log.append(sender, message, payload_bytes(message), self.seat.epoch, taken.load, taken.room, log.last)
+            log.committed = log.last
+            return effects
         log.pass_by()
         return effects
 
@@ -164,7 +172,7 @@ class Replica:
             return verdict
         if self.alone and self.log.applied == self.log.last:
             log = self.log
-            effects = self.range.apply(Entry(log.last + 1, sender, verdict, 0, log.written, self.seat.epoch), True, now_us)
+            effects = whole(self.range.apply(Entry(log.last + 1, sender, verdict, 0, log.written, self.seat.epoch), True, now_us))
             log.pass_by()
             return effects
         return self._appended(self.log.append(sender, verdict, 0, self.seat.epoch), now_us)
@@ -236,9 +244,7 @@ class Replica:
         effects: list[Any] = []
         if self.clock is not None:
             effects += self.clock.lead(now_us)
-        if self.range.failure is not None:
-            effects.append(JobFailed(self.seat.job, self.range.failure.text))
-        return effects
+        return effects + self.range.failed()
 
     # -- applying
 
@@ -256,9 +262,13 @@ class Replica:
                 entry = log.next()
                 budget_bytes -= held.cost(entry)
                 try:
-                    effects += held.apply(entry, leads, now_us)
+                    if self._work is None:
+                        self._work = held.apply(entry, leads, now_us)
+                    effects += self._slice()
                 except NoRoom as error:
                     effects += self._void(entry, error.why)
+                if self._work is not None:
+                    return 0, effects
                 log.applied += 1
                 most -= 1
                 if isinstance(part, Follow):
@@ -269,6 +279,25 @@ class Replica:
         if leads and not self.serves:
             effects += self._take_over(now_us)
         return budget_bytes, effects
+
+    def _slice(self) -> list[Any]:
+        """About `turn_bytes` of the entry that is being applied; what it says, once it is over."""
+        work, self._work = self._work, None  # for good, if it is over or raises
+        assert work is not None
+        done = 0
+        try:
+            while done < self._limits.turn_bytes:
+                done += next(work)
+        except StopIteration as end:
+            effects: list[Any] = end.value
+            return effects
+        self._work = work
+        return []
+
+    @property
+    def suspended(self) -> bool:
+        """An entry is applied in part: nobody may look at the range, only `apply` goes on."""
+        return self._work is not None
 
     def _void(self, entry: Entry, why: RequestError) -> list[Any]:
         """No memory for an entry: it comes to nothing if nobody else has it, else this copy is none any more."""
@@ -318,6 +347,8 @@ class Replica:
 
     def check(self) -> None:
         self.log.check()
+        if self.suspended:
+            return
         assert self.range.version == self.log.applied
         assert self.leads == isinstance(self.part, Lead)
         assert not self.serves or self.leads

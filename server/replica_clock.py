@@ -18,6 +18,8 @@ Verdict = Union[tuple[Any, ...], Effects]
 
 def consider(clock: ClockMachine, sender: str, message: Any, now_us: int) -> Verdict:
     """A message of a stream to the clock.  Raises `PeerError`, and then nothing has changed."""
+    if type(message) is m.Refuse:  # of a range that cannot close
+        return message if clock.failure is None and clock.outbox.owns(sender, message.range) else []
     if type(message) is m.StandingAsk:
         if message.worker == m.NOBODY or not _news(clock, sender, message):
             return clock.on_message(sender, message, now_us)

@@ -13,7 +13,7 @@ from ..core.errors import PeerError, RequestError
 from ..core.limits import Limits
 from ..wire import messages as m
 from .checkpoint import Checkpoints
-from .effects import Cut, JobFailed, ManifestWritten, RangeRead, RangeWritten, SaveBegun, Warm
+from .effects import Cut, ManifestWritten, RangeRead, RangeWritten, SaveBegun, Warm
 from .link import MasterLink
 from .memory import Memory
 from .saving import Saving
@@ -75,7 +75,7 @@ class SaveTraffic(Traffic):
                 problem = str(error) or "there is no memory for it"
         if problem:
             text = f"range {read.range} cannot be restored from {hosted.spec.resume}: {problem}"
-            self._emit([JobFailed(read.job, text)])
+            self._effects += self.link.job_failed(read.job, text, self._now_us)
             return
         self._after(replica)
         if not any(other.cold for other in hosted.replicas.values()):

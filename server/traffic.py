@@ -45,6 +45,7 @@ class Traffic:
         self._turns = Turns(limits.turn_bytes, self._emit)
         self._alarms = Alarms()
         self._own: deque[Any] = deque()  # messages to ourselves
+        self._later: deque[tuple[str, Any]] = deque()  # what came while a range was busy, in order
         self._effects: list[Any] = []
         self._now_us = 0
 
@@ -58,13 +59,20 @@ class Traffic:
             elif kind is Reached:
                 self._reached(effect)
             elif kind is JobFailed:
-                self._effects += self.link.job_failed(effect.job, effect.reason, self._now_us)
+                self._tell_keeper(effect)
             elif kind is AskSeat:
                 self._ask_seat(effect)
             elif kind is Cut or kind is SaveBegun:
                 self._save(effect)
             else:
                 self._effects.append(effect)
+
+    def _tell_keeper(self, failed: JobFailed) -> None:
+        """The clock's keeper tells everybody that the job cannot go on, and brings the close again until it has heard so."""
+        hosted = self.jobs[failed.job]
+        server, epoch = hosted.keeper
+        news = m.Refuse(failed.job, failed.range, epoch, hosted.token, 0, m.NOBODY, 0, 0, failed.code, failed.reason)
+        self._emit([Send(server, news)] if server else [])
 
     def _ask_seat(self, ask: AskSeat) -> None:
         asked = self.link.ask_seat(*ask, now_us=self._now_us)
@@ -89,6 +97,8 @@ class Traffic:
                 self._turns.later(replica)
 
     def _on_turn(self, sender: str, turn: Turn) -> None:
+        if self._now_us >= self.link.deadline_us():
+            self._emit(self.link.on_time(self._now_us, self._counters()))  # time may not come between turns, and a beat must
         for replica in self._turns.on_turn(self._now_us):
             self._alarms.set(replica)
 
@@ -160,8 +170,7 @@ class Traffic:
         for hosted in self.jobs.values() if not warm.problem else ():
             for replica in hosted.replicas.values():
                 self._after(replica)
-        for asker, message in kept:
-            self._do(asker, message)
+        self._later.extend(kept)
 
     def _refuse_if_impossible(self, hosted: Hosted) -> None:
         if hosted.sparse and hosted.refusal is None and self._warmth.state is State.BROKEN:
@@ -169,7 +178,7 @@ class Traffic:
             hosted.refusal = (Code.INTERNAL, text)
             self._effects += self.link.job_failed(hosted.number, text, self._now_us)
 
-    def _do(self, sender: str, message: Any) -> None:
+    def _counters(self) -> dict[str, int]:
         raise NotImplementedError
 
     def _save(self, effect: Cut | SaveBegun) -> None:
@@ -195,7 +204,7 @@ class Traffic:
             self._after(keeps)
 
     def _on_clock_ack(self, sender: str, message: Any) -> None:
-        """An ack of ranges.  A late one of an old map changes nothing that is true."""
+        """An ack of ranges, or one that cannot close.  A late one of an old map changes nothing that is true."""
         hosted = self.jobs.get(message.job)
         keeps = hosted.keeps if hosted is not None else None
         if keeps is not None and keeps.serves and message.epoch == keeps.seat.epoch:
@@ -203,17 +212,18 @@ class Traffic:
             self._after(keeps)
 
     def _on_close(self, sender: str, close: m.Close) -> None:
-        """Taken by every range that comes to it; the others say how far they are."""
+        """Taken by every range that comes to it; the others say how far they are, and those that cannot close why."""
         hosted = self._led_by_clock(sender, close)
         if hosted is None:
             return
         stand: dict[int, list[int]] = {}
         offered = []
         for number, replica in hosted.replicas.items():
-            if not replica.serves or replica.range.failure is not None:
+            if not replica.serves:
                 continue
-            closed = replica.range.closed
-            if closed == close.clock or (closed < close.clock and replica.log.last > replica.log.applied):
+            closed, failed = replica.range.closed, replica.range.failed()
+            self._emit(failed)
+            if not failed and (closed == close.clock or (closed < close.clock and replica.log.last > replica.log.applied)):
                 offered.append(replica)
             else:
                 stand.setdefault(closed, []).append(number)

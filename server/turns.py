@@ -2,7 +2,8 @@
 
 An entry that has nothing before it is applied in the event that committed it, while that event has not done its share;
 the rest goes on in turns, copy by copy, so that others have their turn and what was answered so far travels meanwhile.
-Knows neither messages nor what an entry is.
+A large entry is applied in slices, one in each turn: until it is done nothing else is.  Knows neither messages nor what an
+entry is.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Turns:
 
     def apply(self, replica: Replica, now_us: int) -> None:
         """Now, as far as this event may; the rest later."""
-        if not replica.queued and self._left_bytes > 0:
+        if not (replica.queued or replica.suspended) and self._left_bytes > 0:
             self._left_bytes, effects = replica.apply(self._left_bytes, _MANY, now_us)
             self._emit(effects)
         if replica.ready:
@@ -39,7 +40,24 @@ class Turns:
     def later(self, replica: Replica) -> None:
         if not replica.queued:
             replica.queued = True
-            self._queue.append(replica)
+            if replica.suspended:
+                self._queue.appendleft(replica)
+            else:
+                self._queue.append(replica)
+
+    @property
+    def busy(self) -> bool:
+        """A range is in the middle of something large: nobody else may look at it."""
+        return bool(self._queue) and self._queue[0].suspended
+
+    def finish(self, now_us: int) -> None:
+        """All slices of it that are left, for somebody who cannot wait."""
+        while self.busy:
+            replica = self._queue.popleft()
+            replica.queued = False
+            self._emit(replica.apply(1, 1, now_us)[1])
+            if replica.ready:
+                self.later(replica)
 
     def wants_turn(self) -> bool:
         """Asked at the end of each event; True: give a Turn out."""
@@ -66,4 +84,5 @@ class Turns:
 
     def check(self) -> None:
         assert bool(self._queue) <= self.turning, "entries wait, and nobody's turn comes"
+        assert not any(replica.suspended for replica in list(self._queue)[1:]), "two entries are applied at once"
         assert len(self._queue) == len(set(self._queue)) and all(replica.queued for replica in self._queue)

@@ -33,3 +33,8 @@ def read_ticks(some: Any, tables: int) -> dict[int, tuple[int, Weights]]:
     rows = plain.records(some, plain.whole, plain.whole, plain.listed)
     found = [(worker, (gen, checked_weights(tuple(map(tuple, map(plain.listed, weights))), tables))) for worker, gen, weights in rows]
     return plain.once(found)
+
+
+def sorted_ticks(ticks: dict[int, dict[int, tuple[int, Weights]]]) -> list[tuple[int, list[tuple[int, int, Weights]]]]:
+    """By clock and worker, as a plain document."""
+    return [(clock, [(worker, *tick) for worker, tick in sorted(some.items())]) for clock, some in sorted(ticks.items())]

@@ -59,11 +59,7 @@ def default_root(cluster: str, environ: Mapping[str, str]) -> Path:
 
 def prepare_root(root: Path, *, allow_disk: bool = False) -> list[str]:
     """Make the root if need be and check it; returns sentences of warning.  Raises `RootError`."""
-    if not root.is_absolute():
-        raise RootError(f"the channel root {root} is not an absolute path; set PLUGML_ROOT to one")
-    longest = SOCKET_PATH_MAX - SOCKET_NAME_MAX
-    if len(os.fsencode(root)) > longest:
-        raise RootError(f"the channel root {root} is longer than {longest} bytes, so no socket fits into it; choose a shorter PLUGML_ROOT")
+    _check_name(root)
     warning = _check_parents(root)
     if not root.parent.is_dir():
         if root.parent.parent.is_dir() and not allow_disk:
@@ -72,6 +68,34 @@ def prepare_root(root: Path, *, allow_disk: bool = False) -> list[str]:
     _make_private(root)
     check_root(root, allow_disk=allow_disk)
     return [text for text in (warning, _remove_ipc_warning(root)) if text]
+
+
+def check_place(root: Path, *, allow_disk: bool = False) -> None:
+    """Refuse what `prepare_root` would refuse, as far as that is seen without making anything."""
+    _check_name(root)
+    _check_parents(root)
+    if os.path.lexists(root):
+        check_root(root, allow_disk=allow_disk)
+        return
+    there = root.parent if root.parent.exists() else root.parent.parent
+    if not there.is_dir():
+        raise _no_parent(there)
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise RootError(f"the channel root {root} cannot be made: {there} may not be written; set PLUGML_ROOT to a place that you may write")
+    if not allow_disk:
+        _check_in_memory(root, there)
+
+
+def _check_name(root: Path) -> None:
+    if not root.is_absolute():
+        raise RootError(f"the channel root {root} is not an absolute path; set PLUGML_ROOT to one")
+    longest = SOCKET_PATH_MAX - SOCKET_NAME_MAX
+    if len(os.fsencode(root)) > longest:
+        raise RootError(f"the channel root {root} is longer than {longest} bytes, so no socket fits into it; choose a shorter PLUGML_ROOT")
+
+
+def _no_parent(parent: Path) -> RootError:
+    return RootError(f"the channel root's parent {parent} does not exist; make it or set PLUGML_ROOT to another place")
 
 
 def check_root(root: Path, *, allow_disk: bool = False) -> None:
@@ -136,7 +160,7 @@ def _make_private(directory: Path) -> None:
     except FileExistsError:
         return
     except FileNotFoundError:
-        raise RootError(f"the channel root's parent {directory.parent} does not exist; make it or set PLUGML_ROOT to another place") from None
+        raise _no_parent(directory.parent) from None
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise _full(directory, 4096) from error

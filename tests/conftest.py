@@ -7,25 +7,42 @@ never run in a place says `does_not_apply(reason)`; only that is forgiven there.
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import os
-import re
-import select
 import shutil
 import signal
-import time
-import uuid
-from collections.abc import Callable, Generator, Iterator
-from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Callable, Generator
+from typing import Any, NoReturn
 
 import pytest
 
+from tests.leaks import no_leaks, test_mark
+
+__all__ = ["no_leaks", "test_mark"]
+
 REQUIRE_ALL = os.environ.get("PLUGML_REQUIRE_ALL", "") not in ("", "0")
+MOST = 6  # more processors have nothing to do while the longest tests run
 FORGIVEN = "does not apply here: "
-MARK = "PLUGML_TEST_MARK"  # a process whose environment holds it was started by the test, however far down
-END_LIMIT_S = 20.0  # a hang limit: processes that were told to end have this long
+
+
+# -- the session -----------------------------------------------------------------------------------------------------
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Half of what tests do is waiting: two processes more than there are processors."""
+    return min(len(os.sched_getaffinity(0)), MOST) + 2
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What the session starts is not to suffer from where the session was started.
+
+    In the background of a script SIGINT is ignored.  Where Python is told to keep no bytecode, each of thousands of short
+    processes would compile plugml anew, a third of its work; so it is kept where it is in nobody's way.
+    """
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+        os.environ["PYTHONPYCACHEPREFIX"] = str(config.rootpath / ".pytest_cache" / "bytecode")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # -- toolchains -------------------------------------------------------------------------------------------------------
@@ -67,150 +84,6 @@ def require_that_fixture() -> Callable[[bool, str], None]:
 @pytest.fixture(name="does_not_apply", scope="session")
 def does_not_apply_fixture() -> Callable[[str], NoReturn]:
     return does_not_apply
-
-
-# -- nothing is left behind -------------------------------------------------------------------------------------------
-
-
-class Left(NamedTuple):
-    """What a test may leave behind, each thing as a line for the reader."""
-
-    processes: dict[int, str]
-    descriptors: dict[str, int]
-    roots: frozenset[str]
-
-
-@pytest.fixture
-def no_leaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Fail a test that leaves a process, an open descriptor or an entry in a channel root behind.
-
-    Processes are found by a mark in their environment, so orphans are seen too; what is found is ended by its pid.
-    """
-    mark = uuid.uuid4().hex
-    monkeypatch.setenv(MARK, mark)
-    gc.collect()
-    before = Left({}, _descriptors(), _roots())
-    yield
-    gc.collect()
-    processes = _wait_for_end(mark)
-    lines = [f"process {pid} is still there: {command}" for pid, command in sorted(processes.items())]
-    for pid in processes:
-        os.kill(pid, signal.SIGKILL)
-    for target, count in sorted(_descriptors().items()):
-        more = count - before.descriptors.get(target, 0)
-        if more > 0:
-            lines.append(f"{more} more descriptor(s) on {target}")
-    lines += [f"{path} was left in the memory file system" for path in _wait_for_sweep(before.roots, mark)]
-    if lines:
-        pytest.fail("left behind:\n  " + "\n  ".join(lines), pytrace=False)
-
-
-def _wait_for_end(mark: str) -> dict[int, str]:
-    """Marked processes that are still there when the limit is over; usually none, at once."""
-    end = time.monotonic() + END_LIMIT_S
-    while True:
-        found = _marked(mark)
-        if not found or time.monotonic() > end:
-            return found
-        for pid in found:
-            _wait_for_exit(pid, min(1.0, max(0.0, end - time.monotonic())))
-
-
-def _wait_for_sweep(before: frozenset[str], mark: str) -> list[str]:
-    """Entries that came during the test and are still there when the limit is over; usually none, at once.
-
-    Another cluster or another test run may be at work on this host: what a process without our mark speaks of on its
-    command line, or has put its number into the name of, is not ours.
-    """
-    end = time.monotonic() + END_LIMIT_S
-    while True:
-        found = [path for path in sorted(_roots() - before) if not _others(path, mark)]
-        if not found or time.monotonic() > end:
-            return found
-        time.sleep(0.2)  # a foreign root may go at any time, and nothing tells when
-
-
-def _others(path: str, mark: str) -> bool:
-    """Whether a live process that this test did not start owns the root that holds `path`."""
-    top = Path(path)
-    named = re.search(r"/plugml-(?:test|fake|bsp)-(\d+)-", path)
-    if named:
-        pid = int(named.group(1))
-        return pid != os.getpid() and Path(f"/proc/{pid}").exists() and pid not in _marked(mark)
-    roots = [str(place) for place in (top, *top.parents) if "plugml" in str(place) and place.name != "plugml"]
-    ours = {os.getpid(), *_marked(mark)}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) in ours:
-            continue
-        try:
-            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue  # ended meanwhile
-        if any(root in words for root in roots):
-            return True
-    return False
-
-
-def _wait_for_exit(pid: int, limit_s: float) -> None:
-    """Sleep until the process has ended or the limit is over (a pidfd becomes readable at the end)."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        select.select([descriptor], [], [], limit_s)
-    finally:
-        os.close(descriptor)
-
-
-def _marked(mark: str) -> dict[int, str]:
-    needle = f"{MARK}={mark}".encode()
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            if needle in (entry / "environ").read_bytes().split(b"\0"):
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-                found[int(entry.name)] = command
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue  # ended meanwhile, or somebody else's
-    return found
-
-
-def _descriptors() -> dict[str, int]:
-    """Open descriptors of this process by what they point to, numbers of pipes and sockets left out."""
-    counts: dict[str, int] = {}
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{name}")
-        except FileNotFoundError:
-            continue  # the descriptor of this very listing
-        if target.startswith("/proc/"):
-            continue
-        kind = target.split(":[")[0] if ":[" in target else target
-        counts[kind] = counts.get(kind, 0) + 1
-    return counts
-
-
-def _roots() -> frozenset[str]:
-    """Entries of every channel root on this host, two levels down, and named semaphores."""
-    found: list[str] = []
-    for top in (Path("/dev/shm"), Path("/run/plugml")):
-        if top.is_dir():
-            for entry in top.iterdir():
-                if top.name != "shm" or "plugml" in entry.name:
-                    found += [str(entry), *_below(entry)]
-    return frozenset(found)
-
-
-def _below(directory: Path) -> list[str]:
-    if not directory.is_dir() or directory.is_symlink():
-        return []
-    try:
-        return [str(path) for path in directory.iterdir()]
-    except (FileNotFoundError, PermissionError):
-        return []
 
 
 # -- the honest count -------------------------------------------------------------------------------------------------

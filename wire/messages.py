@@ -303,4 +303,4 @@ Message = Union[
 ]  # fmt: skip
 
 #: What a range's log holds: whatever changes its numbers, its streams or, in the clock's range, its clock.
-ENTRIES = frozenset({Push, Init, Close, Roster, Join, Tick, Leave, StopAsk, NextAsk, ClaimAsk, InitDone, CloseAck, SaveAsk})
+ENTRIES = frozenset({Push, Init, Close, Roster, Join, Tick, Leave, StopAsk, NextAsk, ClaimAsk, InitDone, CloseAck, Refuse, SaveAsk})

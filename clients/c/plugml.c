@@ -808,6 +808,18 @@ static int refuse_rows(plugml *p, int outcome)
     return outcome;
 }
 
+/* The names of all sparse tables, as many as there is room for. */
+static const char *sparse_names(const plugml *p, char *text, size_t room)
+{
+    size_t at = 0;
+
+    snprintf(text, room, "none");
+    for (int i = 0; i < p->table_count; i++)
+        if (p->tables[i].width && at < room)
+            at += (size_t)snprintf(text + at, room - at, "%s%s", at ? ", " : "", p->tables[i].name);
+    return text;
+}
+
 /* The section of a table for `k` rows, or NULL with the error told. */
 static struct section *section_of(plugml *p, const char *name, size_t k)
 {
@@ -815,7 +827,9 @@ static struct section *section_of(plugml *p, const char *name, size_t k)
     struct section *more;
 
     if (!table || !table->width || !name) {
-        fail(p, PLUGML_RANGE, "the job has no sparse table %s: see the table= lines of %s/info", name ? name : "without a name", p->dir);
+        char known[256];
+
+        fail(p, PLUGML_RANGE, "the job has no sparse table %s; it has %s", name ? name : "without a name", sparse_names(p, known, sizeof known));
         return NULL;
     }
     if (k > table->batch) {

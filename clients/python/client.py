@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from .errors import FATAL, ChannelError, Code
 from .files import AGAIN_TRIES, INFO_BYTES_MAX, PIECE_BYTES_MAX, PROTOCOL_VERSION, ChannelFiles, Piece, Reply, pause
-from .rows import Sections, SparseTable
+from .rows import Sections, SparseTable, is_pair
 from .semaphore import Semaphore
 from .tables import Table, matched, parse_tables, table_named
 
@@ -278,7 +278,7 @@ class Client:
         if not self.plugged:
             return False if want is None else {}
         self._check_usable()
-        rows, g = self._split(g) if pushing and self.sparse and verb != "init" else ({}, g)
+        rows, g = self._split(g) if pushing and verb != "init" else ({}, g)
         sections = Sections.of(self.sparse, rows, want or {})
         dense = not sections or g is not None or (not pushing and w is not None)
         if w is not None and not dense:
@@ -309,8 +309,9 @@ class Client:
         """The sparse tables of what shall be pushed, and the rest: None if there is none."""
         if not isinstance(g, Mapping):
             return {}, g
-        rows = {name: value for name, value in g.items() if name in self.sparse}
-        rest = {name: value for name, value in g.items() if name not in self.sparse}
+        dense = {table.name for table in self.tables}
+        rows = {name: value for name, value in g.items() if name in self.sparse or (name not in dense and is_pair(value))}
+        rest = {name: value for name, value in g.items() if name not in rows}
         return rows, rest if rest or not rows else None
 
     def _fill_push(self, g: Any, sections: Sections, dense: bool) -> None:

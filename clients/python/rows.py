@@ -54,6 +54,11 @@ class Section(NamedTuple):
         return f" table={self.table.name}{k}{want}"
 
 
+def is_pair(value: Any) -> bool:
+    """Rows and their values, and no array of a dense table."""
+    return isinstance(value, tuple) and len(value) == 2 and not all(np.isscalar(one) for one in value)
+
+
 class Sections(tuple[Section, ...]):
     """All sections of one request, in their order."""
 
@@ -63,8 +68,7 @@ class Sections(tuple[Section, ...]):
         sections = []
         for name in dict.fromkeys([*pushed, *wanted]):
             if name not in tables:
-                known = ", ".join(tables) or "none"
-                raise ChannelError(Code.RANGE, f"there is no sparse table {name!r}; known are {known}")
+                raise ChannelError(Code.RANGE, f"the job has no sparse table {name}; it has {', '.join(tables) or 'none'}")
             table, values, named = tables[name], None, Named(0)
             if name in pushed:
                 if not isinstance(pushed[name], (tuple, list)) or len(pushed[name]) != 2:

@@ -227,7 +227,7 @@ plugml_hello <- function(p) {
 # Push, and read back what the verb gives: the step of `plugml_step` and its kin.
 plugml_exchange <- function(p, verb, g, weight, want, timeout, words = "") {
   plugml_check(p)
-  is_rows <- if (is.list(g)) names(g) %in% names(p$sparse) else FALSE
+  is_rows <- if (is.list(g)) names(g) %in% names(p$sparse) | (vapply(g, is.list, NA) & !names(g) %in% names(p$tables)) else FALSE
   sections <- plugml_sections(p, if (any(is_rows)) g[is_rows] else list(), want)
   if (is.list(g)) g <- g[!is_rows]
   dense <- !length(sections) || length(g) > 0
@@ -414,12 +414,14 @@ plugml_size <- function(table) if (table$dtype == "f64") 8L else 4L  # An i64 go
 
 # ---- rows of sparse tables ----------------------------------------------------------------------------------------------
 
+plugml_names <- function(tables) if (length(tables)) toString(names(tables)) else "none"
+
 # What a request says of each sparse table: list(table, k, rows, values, want, wanted), rows as `plugml_named` makes them.
 plugml_sections <- function(p, pushed, want) {
   if (!is.null(want) && (!is.list(want) || is.null(names(want)))) plugml_fail(p, "FORMAT", "want is a named list: want = list(table = rows)")
   lapply(unique(c(names(pushed), names(want))), function(name) {
     table <- p$sparse[[name]]
-    if (is.null(table)) plugml_fail(p, "RANGE", sprintf("the job has no sparse table %s; it has %s", name, toString(names(p$sparse))))
+    if (is.null(table)) plugml_fail(p, "RANGE", sprintf("the job has no sparse table %s; it has %s", name, plugml_names(p$sparse)))
     section <- list(table = table, k = 0, want = 0)
     if (!is.null(pushed[[name]])) {
       pair <- pushed[[name]]

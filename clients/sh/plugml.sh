@@ -274,7 +274,12 @@ plugml_get_() { # FILE
 plugml_section_() { # TABLE FILE rows|wanted
     case "$plugml_sparse_ " in
         *" $1:"*) ;;
-        *) plugml_fail_ RANGE "the job has no sparse table $1; it has ${plugml_sparse_:-none}"; return 2 ;;
+        *)
+            plugml_value_=''
+            for plugml_key_ in $plugml_sparse_; do plugml_value_="$plugml_value_, ${plugml_key_%%:*}"; done
+            plugml_value_=${plugml_value_#, }
+            plugml_fail_ RANGE "the job has no sparse table $1; it has ${plugml_value_:-none}"
+            return 2 ;;
     esac
     if ! [ -r "$2" ]; then
         plugml_fail_ FORMAT "cannot read $2, which should list rows of table $1"

@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import select
 import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +26,7 @@ from ..create import Channel, create_channel
 from ..files import DiskFiles
 from ..info import Info, environment, without
 from ..root import boot_id, remove_channel
+from .fakeroot import hold, new_root
 from .faults import Fault, Killed, Script
 from .server import PlainServer
 from .talk import Talk
@@ -54,10 +54,12 @@ class ScriptedAgent:
         self.server.finished = [clock] * spec.workers
         self.server.closed = clock
         self._own_root = root is None
-        self.root = root or Path(tempfile.mkdtemp(prefix=f"plugml-fake-{os.getpid()}-", dir="/dev/shm"))
+        self.root = root or new_root()
         self.kept: list[Channel] = []
         self._root_fd = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
+            if self._own_root:
+                hold(self._root_fd)
             for info in self.infos:
                 self.kept.append(create_channel(self.root, info))
             self.talks = [

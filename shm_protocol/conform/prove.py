@@ -12,6 +12,7 @@ from ...core.errors import UsageError
 from ...core.job import JobSpec
 from .cases import PLAIN, Case, Plain, cases
 from .drill import REPLACED, TALK, Numbers, compare, drilled, drills
+from .fakeroot import sweep
 from .trial import NOTHING, Command, Outcome, play
 from .verdict import Report, report
 
@@ -21,6 +22,7 @@ AT_ONCE = 2 * max(2, os.cpu_count() or 2)  # most cases wait more than they comp
 def prove(command: Command, spec: JobSpec, only: Sequence[str] = ()) -> Report:
     """Lead a program through the cases (`only` those named); what a good day does not bear out ends it."""
     begin = time.monotonic()
+    sweep()
     command = command._replace(cancel=threading.Event())
     first = play_all([PLAIN], command, spec, NOTHING)[0]
     outcomes = [first]
@@ -34,6 +36,7 @@ def prove(command: Command, spec: JobSpec, only: Sequence[str] = ()) -> Report:
 def prove_driver(command: Command, spec: JobSpec, only: Sequence[str] = ()) -> Report:
     """The same for a driver, whose numbers and outcomes are compared, too.  The job has one dense table with optimizer add."""
     begin = time.monotonic()
+    sweep()
     numbers = Numbers(spec)
     command = command._replace(ops=TALK, cancel=threading.Event())
     good = drilled(PLAIN, numbers)

@@ -6,6 +6,7 @@ that a user would copy.
 
 from __future__ import annotations
 
+import fcntl
 import subprocess
 import sys
 from collections.abc import Callable
@@ -48,7 +49,7 @@ def compile_c(out: Path, source: Path, *flags: str, compiler: str = "gcc", stand
 
 
 class Toolchains:
-    """Languages by name, compiled at most once a session."""
+    """Languages by name, compiled at most once in a directory, which several processes may share."""
 
     def __init__(self, directory: Path, require: Callable[[str], None]) -> None:
         self.directory = directory
@@ -60,10 +61,14 @@ class Toolchains:
             self._ready[name] = getattr(self, f"_{name.replace('-', '_')}")()
         return self._ready[name]
 
-    def _built(self, name: str, source: Path, *flags: str) -> str:
-        self.require("gcc")
+    def _built(self, name: str, source: Path, *flags: str, compiler: str = "gcc", standard: str = "c99") -> str:
+        self.require(compiler)
         path = self.directory / name
-        return str(path if path.exists() else compile_c(path, source, *STRICT, *flags))
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # who waits finds it made
+            if not path.exists():
+                compile_c(path.with_suffix(".new"), source, *STRICT, *flags, compiler=compiler, standard=standard).rename(path)
+        return str(path)
 
     def _c(self) -> Language:
         sources = EXAMPLES / "digits" / "trainer.c", EXAMPLES / "hello" / "count.c"
@@ -76,11 +81,7 @@ class Toolchains:
         return Language("c-unpaused", rows=(rows,))
 
     def _cpp(self) -> Language:
-        self.require("g++")
-        path = self.directory / "rows-cpp"
-        if not path.exists():
-            compile_c(path, HERE / "drivers" / "rows.c", *STRICT, compiler="g++", standard="c++11")
-        return Language("cpp", rows=(str(path),))
+        return Language("cpp", rows=(self._built("rows-cpp", HERE / "drivers" / "rows.c", compiler="g++", standard="c++11"),))
 
     @staticmethod
     def _python() -> Language:

@@ -22,6 +22,7 @@ from plugml.core.table import TableSpec
 from plugml.shm_protocol.create import create_channel
 from plugml.shm_protocol.info import Info, environment, without
 from plugml.shm_protocol.root import boot_id
+from tests.leaks import own_root
 
 from .fake_agent import FakeAgent
 from .languages import ENVIRONMENT, Language, Toolchains
@@ -49,11 +50,6 @@ class Ran(NamedTuple):
     errors: str
     code: int
     output: str
-
-
-@pytest.fixture(scope="session")
-def toolchains(tmp_path_factory: pytest.TempPathFactory, require: Callable[[str], None]) -> Toolchains:
-    return Toolchains(tmp_path_factory.mktemp("compiled"), require)
 
 
 @pytest.fixture(autouse=True)
@@ -309,7 +305,7 @@ def test_a_wrong_size_is_refused_before_anything_is_pushed(language: Language) -
 @pytest.fixture
 def agentless(tmp_path: Path) -> Iterator[tuple[object, dict[str, str]]]:
     """A channel that a launcher keeps but no agent serves, and the environment of its program."""
-    root = Path(f"/dev/shm/plugml-test-{os.getpid()}-{tmp_path.name}")
+    root = own_root()
     root.mkdir(mode=0o700)
     info = Info.of(spec(), 0, 1, boot_id(), 0, number=1)
     kept = create_channel(root, info)

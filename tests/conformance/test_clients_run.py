@@ -23,11 +23,6 @@ TABLES = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="session")
-def toolchains(tmp_path_factory: pytest.TempPathFactory, require: Callable[[str], None]) -> Toolchains:
-    return Toolchains(tmp_path_factory.mktemp("compiled-run"), require)
-
-
 def said(place: Place, *words: str, code: int = 0) -> tuple[dict[str, list[str]], str]:  # noqa: F811
     """What each worker printed, and what plugml and all of them said on stderr."""
     place.environ |= ENVIRONMENT
@@ -46,6 +41,7 @@ def said(place: Place, *words: str, code: int = 0) -> tuple[dict[str, list[str]]
 def test_the_whole_conversation(place: Place, name: str, servers: int, bell: str, toolchains: Toolchains, require: Callable[[str], None]) -> None:  # noqa: F811
     if bell == "sem":
         require("module:posix_ipc")
+        place.plugml = [sys.executable, "-m", "tests.marked"]
     command = [*toolchains.language(name).rows, *TALK]
     lines, _errors = said(place, "--servers", str(servers), "--bell", bell, *TABLES, "--", *command)
 

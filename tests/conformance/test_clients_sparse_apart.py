@@ -99,7 +99,8 @@ def test_flat_values_and_other_kinds_of_numbers_fit(plugged: Any) -> None:
         ({"s": ("word", [[1]])}, None, "FORMAT", "give a list of str"),
         ({"s": ([b"word"], [[1]])}, None, "FORMAT", "give a list of str"),
         ({"s": (["a", "b\nc"], [[1], [2]])}, None, "FORMAT", "key 1 of table s holds a newline"),
-        (None, {"x": [1]}, "RANGE", "there is no sparse table 'x'; known are e, f, s"),
+        (None, {"x": [1]}, "RANGE", "the job has no sparse table x; it has e, f, s"),
+        ({"x": ([1], [[1, 2]])}, None, "RANGE", "the job has no sparse table x; it has e, f, s"),
         ({"v": np.zeros(3)}, {"e": [1]}, "RANGE", "there is no table 'v'; known are w"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -13,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from plugml.cli.main import main
 from plugml.core.errors import Code, RequestError, UsageError
 from plugml.core.job import JobSpec
 from plugml.core.table import TableSpec
-from plugml.shm_protocol.conform import guess, play
+from plugml.shm_protocol.conform import fakeroot, guess, play
 from plugml.shm_protocol.conform.drill import read_line
 from plugml.shm_protocol.conform.eye import CAME_BY, MADE, OPENED, REMOVED, WROTE, Eye
 from plugml.shm_protocol.conform.faults import Fault, Killed, Script
@@ -296,3 +298,41 @@ def test_a_request_that_was_touched_is_remarked() -> None:
 
 def test_a_plain_request_needs_no_sections() -> None:
     assert guess.reached(Request("pull", 1, 0), Data(None, (), (), 0, 0), dense(np.zeros(2))[1]) == set()
+
+
+# -- what a killed run leaves
+
+
+def test_a_root_is_swept_when_its_maker_has_ended_and_nobody_holds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    monkeypatch.setattr(fakeroot, "MEMORY", tmp_path)
+    names = [f"{gone.pid}-killed", f"{gone.pid}-elsewhere", f"{os.getpid()}-ours", "mine-x"]  # elsewhere: there, the maker has another pid
+    killed, elsewhere, ours, other = (tmp_path / f"{fakeroot.PREFIX}{name}" for name in names)
+    for root in (killed, elsewhere, ours, other):
+        (root / "fake.0.1").mkdir(parents=True)
+        (root / "fake.0.1" / "grad").touch()
+    fd = os.open(elsewhere, os.O_RDONLY)
+    try:
+        fakeroot.hold(fd)
+        assert fakeroot.sweep() == [killed]
+        assert sorted(tmp_path.iterdir()) == sorted([elsewhere, ours, other])
+        assert (elsewhere / "fake.0.1" / "grad").exists()
+    finally:
+        os.close(fd)
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_the_next_conform_removes_the_channels_of_a_killed_one(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    os.mkfifo(started)
+    play_it = [sys.executable, "-m", "plugml.shm_protocol.conform.play", "--", "sh", "-c", "echo $PLUGML_DIR $$ > started; exec sleep 600"]
+    with subprocess.Popen(play_it, cwd=tmp_path) as player:
+        directory, program = started.read_text().split()
+        root = Path(directory).parent
+        assert root.name.startswith(f"plugml-fake-{player.pid}-")
+        assert root not in fakeroot.sweep() and root.exists()
+        player.kill()
+        os.kill(int(program), signal.SIGKILL)
+    main(["conform", "--", "true"])
+    assert not root.exists()

@@ -25,6 +25,7 @@ from plugml.shm_protocol import generate, page
 from plugml.shm_protocol.create import Channel, create_channel
 from plugml.shm_protocol.info import parse_info
 from plugml.shm_protocol.request import Reply, parse_reply
+from tests.leaks import own_root
 
 from .fake_agent import FakeAgent
 
@@ -138,7 +139,7 @@ class Agent:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     place = tmp_path_factory.mktemp("cluster")
     name = f"rules-{secrets.token_hex(3)}"
-    root = Path(f"/dev/shm/plugml-{name}")
+    root = own_root("rules")
     environ = {key: value for key, value in os.environ.items() if not key.startswith("PLUGML_")}
     environ |= {"PYTHONPATH": str(TOP), "PLUGML_ROOT": str(root), "XDG_STATE_HOME": str(place), "PLUGML_CLUSTER": name}
     made = Cluster(root, environ, place)

@@ -15,7 +15,8 @@ from plugml.core.table import DTYPE_CODES, TableSpec
 from plugml.server.effects import Turn, Warm, WarmUp
 from plugml.server.link import Identity
 from plugml.server.memory import never_lent
-from plugml.server.node import ServerMachine, endless_room
+from plugml.server.node import ServerMachine
+from plugml.server.pool import endless_room
 from plugml.wire import messages as m
 from plugml.wire.codec import decode, encode
 

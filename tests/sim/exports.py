@@ -32,6 +32,15 @@ def judge_export(ledger: Ledger, files: dict[str, bytes], clock: int, final: boo
             ledger.judge_exact(reader, table, values)
 
 
+def judge_rescued(ledger: Ledger, files: dict[str, bytes]) -> None:
+    for table in ledger.spec.tables:
+        values = np.frombuffer(files[f"{table.name}.bin"], table.numpy_dtype)
+        if table.kind == "dense" and values.size != table.count:
+            raise Broken(f"the values of a failed job lack some: table {table.name} has {values.size} of {table.count}")
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise Broken(f"the values of a failed job are not finite in table {table.name}")
+
+
 def _judge_slots(ledger: Ledger, reader: Reader, slots: Array, bsp: bool, final: bool) -> None:
     if bsp:
         keys = {(worker, gen): ("count", worker, gen, 0) for (name, worker, gen, _) in ledger.cells if name == "count"}

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .exports import judge_export
+from .exports import judge_export, judge_rescued
 from .host import Host
 from .launcher import Launcher
 from .ledger import Ledger
@@ -39,6 +39,7 @@ class JobRun:
         self.outcome = ""
         self._cluster = cluster
         self._asked_export = False
+        self._saving = self._saved = False  # the values of a job that cannot go on
         self.others_done: Callable[[], bool] = lambda: True  # workers that have no launcher
         self.launchers = [
             Launcher(world, host, agent, plan, self.ledger, [w for w in range(plan.workers) if w % len(hosts) == number], connection)
@@ -91,9 +92,29 @@ class JobRun:
                 other.kill()  # it came to register when the first run was over: its user gives up
         if any(program.alive for other in self.launchers for program in other.programs.values()):
             return False
+        if state == "failed" and not self._saved:
+            self._save(launcher)
+            return False
         self.world.reached(f"job {state}, by name")
         self._conclude(state)
         return True
+
+    def _save(self, launcher: Launcher) -> None:
+        """Numbers of a job that cannot go on are all finite, and stand where the last close left them."""
+        if self._saving:
+            return
+        self._saving = True
+        place = f"/{self.plan.job}/failed"
+
+        def ended(answer: dict[str, Any]) -> None:
+            self._saved = True
+
+        def exported(answer: dict[str, Any]) -> None:
+            judge_rescued(self.ledger, launcher.host.exported[place])
+            self.world.reached("values of a job that cannot go on")
+            launcher.end_job(ended)
+
+        launcher.export(place, exported)
 
     def _conclude(self, outcome: str) -> None:
         self.outcome = outcome

@@ -12,7 +12,7 @@ from typing import Any
 from plugml.agent import effects as fx
 from plugml.core.job import JobSpec
 
-from .exports import judge_export
+from .exports import judge_export, judge_rescued
 from .host import Channel, Host
 from .ledger import Ledger
 from .process import Process
@@ -195,6 +195,8 @@ class Launcher:
     def _event(self, document: dict[str, Any]) -> None:
         if document["event"] == "job" and (document["job"], document["run"]) == (self.spec.name, self.job_number):
             self._job_news(str(document.get("state", "")), str(document.get("reason", "")))
+        elif document["event"] == "failing" and (document["job"], document["run"]) == (self.spec.name, self.job_number):
+            self._job_news("failed", str(document["text"]))
 
     def _job_news(self, state: str, reason: str) -> None:
         if state and state != "running":
@@ -213,7 +215,11 @@ class Launcher:
             return
         if asked["op"] in ("exited", "opened"):
             return  # the channel is gone already
-        if answer.get("code") == "NONFINITE" and asked["op"] == "export" and self.ledger.doomed:
+        if answer.get("code") == "NONFINITE" and asked["op"] in ("attach", "export") and self.ledger.doomed:
+            self._job_news("failed", str(answer.get("text", "")))
+            self.starting = [worker for worker in self.starting if worker != asked.get("worker")]
+            if str(asked.get("dir", "")).endswith("/failed"):
+                self.export(asked["dir"], then)  # the news met the first read: it is read once more, as it is
             return
         if asked["op"] == "export" and asked.get("at") and answer.get("code") in ("RANGE", "AGAIN"):
             self.world.reached("snapshot that is not kept")
@@ -289,6 +295,8 @@ class Launcher:
             self.ask("exited", fields, lambda answer: self._restart(program))
         else:
             self.failures[worker] = how
+            if how.startswith("NONFINITE") and self.ledger.doomed:
+                self._job_news("failed", how)  # its program said so on its way out: nobody has to come with the news
             fields |= {"how": "lost"}
             self.ask("exited", fields, lambda answer: self._release(channel))
 
@@ -345,8 +353,8 @@ class Launcher:
         self.ledger.stopping.told(int(answer["stop_clock"]), max(self.ledger.roll.ticking.values(), default=0))
 
     def end_job(self, then: Callable[[dict[str, Any]], None]) -> None:
-        fields = {"job": self.spec.name, "state": "finished", "reason": "every worker has finished"}
-        self.ask("end", fields, then)
+        reason = self.reason if self.job_state else "every worker has finished"
+        self.ask("end", {"job": self.spec.name, "state": self.job_state or "finished", "reason": reason}, then)
 
     def export(self, place: str, then: Callable[[dict[str, Any]], None], at: int = 0) -> None:
         self.ask("export", {"job": self.spec.name, "dir": place} | ({"at": at} if at else {}), then)
@@ -372,6 +380,8 @@ class Launcher:
             self._write({"op": "frobnicate", "id": -1})
 
     def _judge(self, place: str, answer: dict[str, Any]) -> None:
+        if self.ledger.doomed and self.job_state == "failed":
+            return judge_rescued(self.ledger, self.host.exported[place])  # each range was read as it is
         self.world.reached("export while training")
         judge_export(self.ledger, self.host.exported[place], int(answer["clock"]), final=False)
 

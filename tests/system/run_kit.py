@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 import signal
 import subprocess
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+
+from tests.leaks import own_root
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 120.0  # a hang limit
@@ -185,7 +186,7 @@ def end_pid(pid: int, number: int = signal.SIGKILL) -> None:
 @pytest.fixture
 def place(tmp_path: Path, no_leaks: None) -> Iterator[Place]:
     """Fails the test that leaves a process, or anything in root or state, behind."""
-    root = Path("/dev/shm") / f"pml-{secrets.token_hex(4)}"
+    root = own_root()
     root.mkdir(mode=0o700)
     made = Place(tmp_path, root)
     yield made

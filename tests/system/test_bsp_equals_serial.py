@@ -7,7 +7,6 @@ the digits, since a shell is slow.
 from __future__ import annotations
 
 import os
-import secrets
 import shlex
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import numpy as np
 import pytest
 
 from tests.conformance.languages import ENVIRONMENT, EXAMPLES, STRICT, TOP, compile_c
+from tests.leaks import own_root
 
 STEPS = 60
 LR = "0.3"  # not a power of two: every product is rounded
@@ -157,7 +157,7 @@ def check_equal(trained: Trained, serial: np.ndarray, relative: float) -> None:
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory, require: Callable[[str], None]) -> Iterator[Bench]:
     require("module:sklearn")
-    root = Path(f"/dev/shm/plugml-bsp-{os.getpid()}-{secrets.token_hex(4)}")
+    root = own_root("bsp")
     bench = Bench(tmp_path_factory.mktemp("bsp"), root, require)
     up = bench.plugml("up", "-d", "--name", "bench", "--servers", "2")
     assert up.returncode == 0, up.stderr

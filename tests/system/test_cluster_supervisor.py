@@ -18,6 +18,7 @@ from plugml.launch import cluster as supervisor
 from plugml.launch.cluster import LocalCluster
 from plugml.launch.daemon import FAILURES_MAX, Daemon
 from plugml.launch.discovery import ClusterFile, places
+from tests.leaks import own_root
 
 HANG_S = 60.0
 
@@ -41,7 +42,7 @@ class Case:
         self.starts: list[str] = []
         self.said: list[str] = []
         self.news: list[tuple[str, bool]] = []
-        self.roots = Path(f"/dev/shm/plugml-test-{os.getpid()}-supervisor")
+        self.roots = own_root()
         self.roots.mkdir(mode=0o700)
         file, _ = places("case", self.roots / "r", directory / "state", {})
         monkeypatch.setattr(supervisor, "command", self._command)

@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 import zmq
 
+from tests.leaks import own_root
+
 HANG_S = 120.0
 LOOK_S = 0.05
 
@@ -28,7 +30,7 @@ class Desk:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.roots = Path(f"/dev/shm/plugml-test-{os.getpid()}-{random.getrandbits(32):08x}")
+        self.roots = own_root()
         self.roots.mkdir(mode=0o700)
         self.environ = {key: value for key, value in os.environ.items() if not key.startswith("PLUGML_")}
         self.environ |= {"XDG_STATE_HOME": str(directory / "state"), "PLUGML_CHECK": "1", "NO_COLOR": "1"}

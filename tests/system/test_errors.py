@@ -255,8 +255,9 @@ def test_finite_pushes_whose_sum_overflows_end_loudly_with_a_finite_result(place
     assert done.code != 0 and "Traceback" not in done.stderr.replace("[w", "")
     assert "NONFINITE" in done.stderr and "the step of block 0 of table 'w' leaves the range of f32" in done.stderr
     assert "worker 0 was refused: " in done.stderr or "worker 1 was refused: " in done.stderr
-    for path in (place.directory / "plugml-runs").rglob("w.bin"):
-        assert np.isfinite(np.fromfile(path, "<f4")).all()
+    (path,) = (place.directory / "plugml-runs").rglob("w.bin")
+    assert path.parent.name == "failed", "they must not pass for a result"
+    assert np.fromfile(path, "<f4") == pytest.approx([2e38 if consistency == "bsp" else 3e38] * 4), "the step before"
 
 
 OVERFLOW = """
@@ -264,6 +265,29 @@ for _ in range(4):
     reply, text = ask("step", np.full(4, 1e38, "<f4").tobytes())
     if not reply.startswith("ok"):
         sys.exit(text)
+"""
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "asp"])
+def test_rows_that_overflow_leave_their_last_values_in_failed(place: Place, consistency: str) -> None:  # noqa: F811
+    """On two servers: the dense table, which makes the step, is saved beside them."""
+    place.write("rows.py", ROWS)
+    tables = ["--table", "w=4,optimizer=add,combine=sum", "--table", "e=sparse,width=2,rows=10,optimizer=add,combine=sum"]
+    done = place.run("run", "--servers", "2", "--consistency", consistency, *tables, "--", sys.executable, "rows.py", code=None)
+    assert done.code != 0 and "of table 'e' leaves the range of f32" in done.stderr
+    failed = place.directory / "plugml-runs/rows/failed"
+    assert np.fromfile(failed / "e.idx", "<u4").tolist() == [3, 7]
+    assert np.fromfile(failed / "e.bin", "<f4") == pytest.approx([3e38, 1, 3, 3])
+    assert np.fromfile(failed / "w.bin", "<f4").tolist() in ([3.0] * 4, [4.0] * 4)
+
+
+ROWS = """
+import numpy as np
+from plugml.client import attach
+plug = attach()
+for clock in plug.clocks(5):
+    grads = [[1e38, 1 / 3], [1, 1]]
+    plug.step({"w": np.ones(4, "<f4"), "e": ([3, 7], grads)}, want={"e": [3]})
 """
 
 

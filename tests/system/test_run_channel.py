@@ -81,7 +81,7 @@ def test_a_root_that_a_run_still_needs_is_named_and_purged_when_it_has_ended(pla
     running = place.start("run", "--cluster", cluster, "--name", "x", "--table", "w=4", "--", "sh", "-c", "echo ready; sleep 604")
     running.heard("[w0] ready")
     running.send(signal.SIGSTOP)  # else it ends as soon as its cluster is down
-    said = place.run("down", cluster, "--purge").stderr
+    said = place.run("down", cluster, "--purge", "--wait", "0.5", code=1).stderr
     assert "channels of job x are kept there" in said and f"plugml down {cluster} --purge" in said
     running.send(signal.SIGKILL)
     running.process.wait()

@@ -39,6 +39,13 @@ def reader(place: Place) -> list[str]:  # noqa: F811
     return [sys.executable, "read.py", "{data}"]
 
 
+def test_a_slice_may_be_standard_input(place: Place) -> None:  # noqa: F811
+    place.write("in.txt", "1\n2\n3\n4\n")
+    done = place.run("run", "-n", "2", "--table", "w=4", "--shard", "in.txt", "--stdin", "{data}", "--", "cat")
+    assert sorted(line[-1] for line in done.stdout.splitlines()) == ["1", "2", "3", "4"]
+    assert done.stdout.count("[w0]") == 2
+
+
 def test_each_worker_reads_its_files_whatever_they_are_called(place: Place) -> None:  # noqa: F811
     """Blanks, quotes, a newline, bytes that are no UTF-8; one file is empty, and holds nobody up."""
     names = [b"a b.csv", b"it's \"x\".csv", b"\xff\xfe.csv", b"new\nline.csv", b"{worker}.csv", b"$HOME&.csv", b"empty.csv"]

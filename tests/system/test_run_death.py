@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -124,6 +125,21 @@ def test_kill_9_of_the_launcher_leaves_nothing(place: Place) -> None:  # noqa: F
     process.process.wait()
     wait_for(lambda: not any(is_alive(pid) for pid in (*sleepers, *workers)), "programs and their children have ended")
     wait_for(place.is_clean, "root and state of the private cluster are gone")
+
+
+def test_kill_9_of_the_launcher_and_its_cluster_leaves_no_semaphore(place: Place) -> None:  # noqa: F811
+    """The agent dies in the same moment, so that it cannot be the one who removes them."""
+    process = place.start("run", "-n", "2", "--bell", "sem", "--table", "w=4", "--", "sleep", "607")
+    find_child(process.pid, ["sleep", "607"], 2)
+    infos = [path.read_text() for path in place.root.glob("*/*/info")]
+    files = [Path("/dev/shm") / f"sem.{line[5:]}" for text in infos for line in text.splitlines() if line.startswith("sem=/")]
+    assert len(files) == 2 and all(path.exists() for path in files)
+    (agent,) = find_child(process.pid, ["agent"])
+    end_pid(agent, signal.SIGSTOP)
+    process.send(signal.SIGKILL)
+    process.ended(-signal.SIGKILL)
+    wait_for(place.is_clean, "root and state of the private cluster are gone")
+    assert not any(path.exists() for path in files)
 
 
 def test_what_a_run_leaves_that_died_with_its_guard_is_removed_by_the_next(place: Place) -> None:  # noqa: F811

@@ -86,6 +86,9 @@ def test_check_says_what_would_happen_and_starts_nothing(place: Place) -> None: 
         (["--table", "w=14262238,1280000", "--", "true"], 73, "use fewer workers"),
         (["--table", "w=4", "--result", "t.py/x", "--", "true"], 2, "--result DIR"),
         (["--table", "w=4", "--stdin", "nosuch", "--", "true"], 2, "nosuch"),
+        (["--table", "w=4", "--stdin", ".", "--", "true"], 2, "--stdin .: a directory"),
+        (["-n", "2", "--table", "w=4", "--stdin", "fifo", "--", "true"], 2, "2 workers would share it"),
+        (["--table", "w=4", "--", ""], 2, "the command after `--` is empty"),
         (["--table", "w=4", "--ok-exit", "x", "--", "true"], 2, "whole numbers"),
     ],
 )
@@ -94,9 +97,42 @@ def test_what_cannot_be_is_refused_before_anything_starts(place: Place, words: l
     place.write("broken.toml", "[job\n")
     place.write("deep.toml", f"x = {'[' * 100_000}{']' * 100_000}\n")
     place.write("zero.toml", '[job]\nenv = ["A=\\u0000"]\n')
+    os.mkfifo(place.directory / "fifo")
     done = place.run("run", *words, code=code)
     assert says in done.stderr and "Traceback" not in done.stderr
     assert not (place.directory / "plugml-runs").exists() and place.is_clean()
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "code", "says"),
+    [
+        (["--result", "t.py"], {}, 2, "t.py is no directory"),
+        (["--result", "t.py/x"], {}, 2, "choose another place with --result DIR"),
+        (["--result", "x" * 300], {}, 2, "File name too long; choose another place with --result DIR"),
+        (["--name", "odd"], {}, 2, "w0 is no directory"),
+        (["--evaluate", "nosuch {model}", "--evaluate-every", "3"], {}, 127, "evaluation nosuch was not found in PATH"),
+        (["--evaluate", "./t.py {model}", "--evaluate-every", "3"], {}, 126, "evaluation ./t.py is not executable"),
+        ([], {"XDG_STATE_HOME": "/dev/null"}, 2, "set XDG_STATE_HOME or give --state"),
+        ([], {"XDG_STATE_HOME": "/" + "x" * 300}, 2, "set XDG_STATE_HOME or give --state"),
+        ([], {"PLUGML_ROOT": "/dev/null"}, 73, "the channel root"),
+        ([], {"PLUGML_ROOT": "/dev/shm/" + "x" * 100}, 73, "no socket fits into it"),
+        (["--shard", "t.py", "--name", "folder", "--stdin", "{data}"], {}, 2, "no run has made it"),
+    ],
+)
+def test_check_and_the_start_find_the_same(
+    place: Place, words: list[str], variables: dict[str, str], code: int, says: str  # noqa: F811
+) -> None:
+    runs = place.directory / "plugml-runs"
+    (runs / "folder" / "shards").mkdir(parents=True)
+    (runs / "odd").mkdir()
+    (runs / "odd" / "w0").write_text("")
+    before = sorted(runs.rglob("*"))
+    place.environ.update(variables)
+    for more in (["--check"], []):
+        done = place.run("run", *more, "--table", "w=4", *words, "--", "true", code=code)
+        assert says in done.stderr and "Traceback" not in done.stderr
+    left = {path.name for path in set(runs.rglob("*")) - set(before)}
+    assert not left and place.is_clean()
 
 
 def test_a_written_backslash_is_no_zero_byte(place: Place) -> None:  # noqa: F811
@@ -180,6 +216,20 @@ def test_the_second_ctrl_c_ends_at_once(place: Place) -> None:  # noqa: F811
     assert "ended at once, nothing saved" in process.ended(130).stderr
 
 
+def test_the_second_ctrl_c_tells_of_a_result_that_was_just_being_written(place: Place) -> None:  # noqa: F811
+    place.write("big.py", BIG.replace("262144", "3_000_000"))
+    words = ["--table", "w=3000000,optimizer=add", "--export", "csv", "--name", "late"]
+    process = place.start("run", *words, "--", sys.executable, "big.py", "2", "")
+    runs = place.directory / "plugml-runs" / "late"
+    wait_for(lambda: list(runs.glob(".saving-*/w.csv")), "the result is being written")
+    process.send(signal.SIGINT)
+    process.heard("all workers have ended already")
+    process.send(signal.SIGINT)
+    done = process.ended(130)
+    assert "nothing saved" not in done.stderr and f"result in {runs}: w.csv, result.json" in done.stderr
+    assert (runs / "w.csv").stat().st_size == 3 + 3_000_000 * 4 and not list(runs.glob(".saving-*"))
+
+
 def test_two_runs_side_by_side_in_one_directory(place: Place) -> None:  # noqa: F811
     both = [place.start("run", "-n", "2", "--table", "w=4,optimizer=add", "--", *place.trainer(20, 0.01, g)) for g in (1, 2)]
     for process in both:
@@ -251,11 +301,18 @@ def test_a_full_disk_is_an_error_and_keeps_the_earlier_result(place: Place, tmp_
         done = place.run(*words, sys.executable, "big.py", "2", str(small / "filler"), code=1)
         assert "could not be saved in" in done.stderr and "is full" in done.stderr
         rescued = Path(done.stderr.split("result in ")[1].split(": ")[0])
+        document = json.loads((rescued / "result.json").read_text())
+        assert (document["state"], document["exit_code"]) == ("failed", 1) and "could not be saved in" in document["rescued"]
         assert rescued.parent == place.state / "plugml-rescued" and np.fromfile(rescued / "w.bin", "<f4").tolist() == [2.0] * 262144
         assert np.fromfile(small / "r" / "w.bin", "<f4").tolist() == [1.0] * 262144, "the earlier result"
         assert sorted(path.name for path in (small / "r").iterdir()) == ["result.json", "tables.npz", "w.bin"]
-        done = place.run(*words, sys.executable, "big.py", "2", "", code=1)
+        done = place.run(*words, sys.executable, "big.py", "2", "", code=2)
         assert "choose another place with --result DIR" in done.stderr, "what is known beforehand is refused beforehand"
+        (small / "filler").unlink()
+        assert os.system(f"mount -o remount,ro {small}") == 0
+        for more in (["--check"], []):
+            done = place.run("run", *more, "--result", str(small / "r"), "--table", "w=4", "--", "true", code=2)
+            assert "is read-only; choose another place with --result DIR" in done.stderr
     finally:
         os.system(f"umount {small}")
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 
-from tests.system.run_kit import LIMIT_S, Place, place  # noqa: F401
+from tests.system.run_kit import LIMIT_S, Place, children, place, wait_for  # noqa: F401
 
 FLOOD = r"""
 import os, sys
@@ -87,6 +88,33 @@ def test_piped_input_goes_to_nobody_and_a_file_to_each(place: Place) -> None:  #
     assert sorted(done.stdout.splitlines()) == ["[w0] end", "[w1] end"] and "--stdin FILE" in done.stderr
     done = place.run("run", "-n", "2", "--table", "w=4", "--stdin", "in{worker}", "--", "cat")
     assert sorted(done.stdout.splitlines()) == ["[w0] data 0", "[w1] data 1"] and "--stdin FILE" not in done.stderr
+
+
+def test_a_fifo_is_waited_for_by_its_program_not_by_the_launcher(place: Place) -> None:  # noqa: F811
+    """The program begins when somebody writes, as itself; one whose FIFO stays without a writer still hears Ctrl-C."""
+    for worker in (0, 1):
+        os.mkfifo(place.directory / f"in{worker}")
+    words = ["run", "-n", "2", "--table", "w=4", "--stdin", "in{worker}", "--env", "MARK=a=b", "--"]
+    script = 'echo "$MARK $(sed -n s/SigIgn:.//p /proc/self/status)"; exec cat'
+    running = place.start(*words, "sh", "-c", script)
+    find_waiting(running.pid, 2)
+    (place.directory / "in1").write_text("data 1\n")
+    running.heard("[w1] data 1")
+    assert "[w0]" not in running.stdout
+    (place.directory / "in0").write_text("data 0\n")
+    done = running.ended()
+    assert sorted(done.stdout.splitlines()) == ["[w0] a=b " + "0" * 16, "[w0] data 0", "[w1] a=b " + "0" * 16, "[w1] data 1"]
+
+    running = place.start(*words, "cat")
+    find_waiting(running.pid, 2)
+    running.send(signal.SIGINT)
+    assert "[w" not in running.ended(130).stdout
+    assert place.is_clean()
+
+
+def find_waiting(pid: int, count: int) -> None:
+    """Until so many programs below `pid` wait for a writer of their FIFO."""
+    wait_for(lambda: sum(any(word.endswith("fifo.py") for word in line) for line in children(pid).values()) == count, "they wait")
 
 
 @pytest.mark.parametrize("closed", ["<&-", "<&- 2>/dev/null", ">&- 2>&-", "<&- >&- 2>&-"])

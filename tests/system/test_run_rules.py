@@ -174,6 +174,20 @@ def test_a_cluster_that_is_taken_down_ends_the_run_at_once(place: Place) -> None
     running = place.start("run", "--cluster", "lab", "-n", "2", "--table", "w=4", "--", *place.trainer(1_000_000, 0.01))
     wait_for(lambda: len(list((place.root / "c").glob("t.1.*"))) == 1, "worker 1 is plugged in")
     place.run("down", "lab", "--purge")
+    assert place.is_clean(), "down returns when all is gone, though the run had its channels there till then"
     done = running.ended(None)
     assert done.code in (75, 143) and ("was taken down" in done.stderr or "was stopped from outside" in done.stderr), done.stderr
     assert "has not come back for 30 s" not in done.stderr
+
+
+def test_down_waits_for_programs_that_do_not_end_at_once(place: Place) -> None:  # noqa: F811
+    """Their run gives them their grace, and keeps its channels meanwhile."""
+    place.environ["PLUGML_ROOT"] = str(place.root / "c")
+    place.run("up", "-d", "--name", "lab")
+    place.write("stubborn.sh", "trap '' TERM; echo ready; while :; do sleep 0.2; done")
+    running = place.start("run", "--cluster", "lab", "--grace", "3", "--table", "w=4", "--", "sh", "stubborn.sh")
+    running.heard("[w0] ready")
+    place.run("down", "lab")
+    assert not (place.root / "c").exists()
+    assert "did not end within 3 s: SIGKILL" in running.ended(None).stderr
+    place.run("down", "lab", "--purge")

@@ -29,7 +29,7 @@ class Desk:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.cluster = f"two-jobs-{secrets.token_hex(4)}"
+        self.cluster = f"two-jobs-{os.getpid()}-{secrets.token_hex(4)}"
         self.environ = {name: value for name, value in os.environ.items() if not name.startswith("PLUGML_") or name == "PLUGML_TEST_MARK"}
         self.environ |= {"XDG_STATE_HOME": str(directory / "state"), "PLUGML_CHECK": "1"}
         self.started: list[subprocess.Popen[str]] = []

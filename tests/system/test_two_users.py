@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.leaks import own_root
 from tests.system.other_user import ROOT, OtherUser, made_user
 
 HANG_S = 600.0
@@ -41,14 +42,15 @@ class Mine:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.name = f"two-users-{secrets.token_hex(4)}"
-        self.root = Path("/dev/shm") / f"plugml-test-{os.getpid()}-{secrets.token_hex(4)}"
+        self.name = f"two-users-{os.getpid()}-{secrets.token_hex(4)}"
+        self.root = own_root()
         self.state = directory / "state"
+        self.plugml = "plugml"
         self.environ = {name: value for name, value in os.environ.items() if not name.startswith("PLUGML_") or name == "PLUGML_TEST_MARK"}
         self.environ |= {"XDG_STATE_HOME": str(self.state), "PYTHONPATH": str(ROOT)}
 
     def start(self, *words: str, **more: Any) -> subprocess.Popen[str]:
-        argv = [sys.executable, "-m", "plugml", *words]
+        argv = [sys.executable, "-m", self.plugml, *words]
         return subprocess.Popen(argv, cwd=self.directory, env=self.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
 
     def run(self, *words: str, **more: Any) -> tuple[int, str, str]:
@@ -179,7 +181,7 @@ def test_no_word_of_the_command_line_reaches_it(stranger: OtherUser, cluster: Mi
 
 def test_a_place_that_somebody_else_holds_is_refused(stranger: OtherUser, mine: Mine) -> None:
     """Whoever owns the directory above a root could exchange it; and a root itself may have been made beforehand."""
-    trap = Path("/dev/shm") / f"plugml-test-{os.getpid()}-{secrets.token_hex(4)}"
+    trap = own_root()
     trap.mkdir(mode=0o755)
     os.chown(trap, stranger.uid, stranger.gid)
     try:
@@ -196,6 +198,7 @@ def test_a_place_that_somebody_else_holds_is_refused(stranger: OtherUser, mine: 
 
 
 def test_a_semaphore_is_its_users_own(stranger: OtherUser, mine: Mine) -> None:
+    mine.plugml = "tests.marked"
     mine.ok("up", "-d", "--name", mine.name, "--root", str(mine.root))
     (mine.directory / "job.toml").write_text('[job]\nbell = "sem"\n[[table]]\nname = "w"\nshape = 4\n')
     mine.ok("channel", "held", "--cluster", mine.name, "-f", "job.toml")

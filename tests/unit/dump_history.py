@@ -12,6 +12,7 @@ from plugml.core.job import JobSpec
 from plugml.core.jobmap import buckets, pieces
 from plugml.core.limits import Limits
 from plugml.core.table import DTYPE_CODES, TableSpec
+from plugml.server.blocks import whole
 from plugml.server.clock import ClockMachine
 from plugml.server.dump import Dump, Filling, Stream
 from plugml.server.holding import Facts, Holding
@@ -54,7 +55,7 @@ class Copy:
             verdict = self.range.consider(origin, message)
             if not isinstance(verdict, Taken):
                 return list(verdict)
-        effects = self.range.apply(Entry(self.range.version + 1, origin, message, 0, 0), True, 5)
+        effects = whole(self.range.apply(Entry(self.range.version + 1, origin, message, 0, 0), True, 5))
         self.range.check()
         return effects
 

@@ -197,7 +197,9 @@ class World:
         return True
 
     def check_copies(self) -> None:
-        """Equal position, equal bits."""
+        """Equal position, equal bits; what is applied in part is applied to its end first."""
+        for machine in self.servers.values():
+            machine._turns.finish(self.now_us)
         for number in self.master.map.ranges:
             found: dict[int, set[tuple[int, int]]] = {}
             for replica in self.copies(number).values():

@@ -21,6 +21,8 @@ from .test_agent_crash import watch
 from .test_agent_harness import Program, World, job
 from .test_agent_network import Weather
 
+INSIST_MAX = 1_000
+
 
 def plugged(servers: int = 2, **fields: Any) -> tuple[World, Program]:
     world = World(servers=servers)
@@ -39,10 +41,13 @@ def let_go(world: World) -> None:
 
 def insist(program: Program, reply: Reply) -> Reply:
     """Ring for the same line as long as there is no room."""
-    while reply.code is Code.AGAIN:
+    for _ in range(INSIST_MAX):
+        if reply.code is not Code.AGAIN:
+            return reply
+        program.world.run(0.01)
         program.ring()
         reply = program.answer(300.0)
-    return reply
+    raise AssertionError(f"no room after {INSIST_MAX} rings: {program.err()}")
 
 
 def slots(program: Program) -> list[bytes]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from plugml.shm_protocol.create import Channel, create_channel
 from plugml.shm_protocol.info import Info
 from plugml.shm_protocol.request import Request, Section, format_request
 from plugml.shm_protocol.root import boot_id
+from tests.leaks import own_root
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 NAME = "j.0.1"
@@ -60,7 +60,7 @@ class Hands:
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    path = Path(f"/dev/shm/plugml-test-{os.getpid()}-{secrets.token_hex(4)}")
+    path = own_root()
     path.mkdir(mode=0o700)
     yield path
     shutil.rmtree(path)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from plugml.agent import effects as e
 from plugml.agent.link import Identity
@@ -35,6 +36,7 @@ from plugml.wire import messages as m
 
 BOOT = "0123456789abcdef0123456789abcdef"
 RANGES = 16
+STEPS_MAX = 200_000  # events of one world; no test needs a tenth of them
 
 
 class Died(Exception):
@@ -105,6 +107,7 @@ class World:
     def __init__(self, servers: int = 2, limits: Limits = Limits()) -> None:
         self.limits = limits
         self.now_us = 1_000_000
+        self.steps_left = STEPS_MAX
         names = [f"s{number}.0000000{number}" for number in range(servers)]
         self.master = Master(names)
         self.servers = {
@@ -154,6 +157,7 @@ class World:
 
     def _run_agent(self) -> None:
         while self.events:
+            self._step("the agent")
             sender, message = self.events.popleft()
             try:
                 for effect in self.agent.on_message(sender, message, self.now_us):
@@ -162,6 +166,11 @@ class World:
                 self.kill_agent()
                 continue
             self.agent.check()
+
+    def _step(self, who: str) -> None:
+        """One event more; a machine that keeps itself busy must fail a test, not hang it."""
+        self.steps_left -= 1
+        assert self.steps_left >= 0, f"{who} runs in circles: {STEPS_MAX} events in one test, at {self.now_us} us"
 
     def _perform(self, effect: Any) -> None:
         if self.performed == self.die_at:
@@ -333,6 +342,7 @@ class World:
     def _run_server(self, name: str, sender: str, message: Any) -> None:
         events = deque([(sender, message)])
         while events:
+            self._step(name)
             for effect in self.servers[name].on_message(*events.popleft(), self.now_us):
                 if isinstance(effect, Turn):
                     events.append(("", effect))
@@ -369,6 +379,7 @@ class World:
         end_us = self.now_us + int(seconds * 1e6)
         self.settle()
         while not until():
+            self._step("time")
             times = [self.agent.deadline_us(), *(server.deadline_us() for server in self.servers.values())]
             next_us = max(self.now_us + 1, min(t for t in times if t is not None))
             if next_us > end_us:
@@ -500,3 +511,16 @@ def test_a_step_goes_all_the_way_and_back() -> None:
     assert answer["ok"] and (answer["clocks"], answer["pushes"]) == (3, 3)
     assert world.ask("export", job="digits", dir="/out")["ok"]
     assert np.frombuffer(world.exported["w.bin"], "<f4").tolist() == [6.0] * 40
+
+
+def test_a_machine_that_keeps_itself_busy_fails_the_test_and_does_not_hang_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    world.register(job())
+    world.steps_left = 1_000
+    monkeypatch.setattr(AgentMachine, "deadline_us", lambda agent: 0)
+    with pytest.raises(AssertionError, match="runs in circles"):
+        world.run(10.0)
+    monkeypatch.setattr(AgentMachine, "on_message", lambda agent, sender, message, now_us: [e.OpenChannel("nowhere")])
+    world.steps_left = 1_000
+    with pytest.raises(AssertionError, match="the agent runs in circles"):
+        world.feed("", e.Bell("nowhere"))

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from plugml.agent import effects as e
 from plugml.core.effects import Send
 from plugml.core.errors import Code
+from plugml.core.job import JobSpec
 from plugml.core.jobmap import STOPPED
 from plugml.core.limits import Limits
+from plugml.core.table import TableSpec
 from plugml.wire import messages as m
 
 from .test_agent_harness import Program, World, job
@@ -157,40 +159,67 @@ def test_a_refusal_of_a_range_is_the_programs_error() -> None:
     np.testing.assert_array_equal(program.param(), 0 * ONES)
 
 
-def test_a_push_that_was_given_up_and_comes_late_does_not_stop_the_ones_after_it() -> None:
-    """One range refuses, another has not got its part yet; that part arrives between LAST and the next push."""
+def test_a_range_that_has_taken_a_push_more_than_we_knew_gets_the_next_one_behind_it() -> None:
     world = World(servers=2)
     world.register(job(consistency="asp"))
     program = world.plug("digits", 0)
     assert program.do("push", ONES).ok
-    kept: list[tuple[str, str, Any]] = []
-
-    def keep(sender: str, to: str, message: Any) -> tuple[Any, ...]:
-        if isinstance(message, m.Push):
-            kept.append((sender, to, message))
-            return ()
-        return (message,)
-
-    world.interfere = keep
+    assert program.do("push", np.nan * ONES).code is Code.NONFINITE  # seq 2 went nowhere
+    world.interfere = lambda sender, to, message: () if isinstance(message, m.Push) else (message,)
     program.begin("push", ONES)
     world.settle()
-    late, refused = kept[0], kept[-1]
-    assert late[2].range != refused[2].range
-    text = "the step leaves the range of f32"
-    world.feed(refused[1], m.Refuse(1, refused[2].range, refused[2].epoch, 2, 0, 0, 1, program.seq, int(Code.NONFINITE), text))
-    assert program.answer().code is Code.NONFINITE
+    to, push = world.sent[-1]
+    world.feed(to, m.LastTold(1, push.range, push.epoch, push.token, 0, 1, 2))
+    (again,) = [message for _to, message in world.sent if isinstance(message, m.Push) and message.components[0].prev == 2]
+    assert (again.range, again.components[0].seq) == (push.range, 3)
 
-    def overtake(sender: str, to: str, message: Any) -> tuple[Any, ...]:
-        if isinstance(message, m.LastTold) and message.range == late[2].range and late in kept:
-            kept.remove(late)
-            world.queue.append(late)
-        return (message,)
 
-    world.interfere = overtake
-    assert program.do("push", ONES).ok
-    assert late not in kept
-    assert program.do("pull").ok
-    assert sorted(set(program.param())) == [2, 3], "the late part counts once, where it arrived"
+def refusing(world: World, seq: int) -> list[int]:
+    """One range refuses its part of this push; which it is."""
+    refused: list[int] = []
+
+    def refuse(sender: str, to: str, message: Any) -> tuple[Any, ...]:
+        if not isinstance(message, m.Push) or message.components[0].seq != seq or message.range not in (refused or [message.range]):
+            return (message,)
+        refused[:] = [message.range]
+        world.queue.append((to, sender, m.Refuse(1, message.range, message.epoch, message.token, 0, 0, 1, seq, int(Code.COLLIDE), "two keys")))
+        return ()
+
+    world.interfere = refuse
+    return refused
+
+
+@pytest.mark.parametrize("more", ["w=3", "w=3 async=1"])
+def test_a_push_that_one_range_refuses_counts_where_it_was_taken(more: str) -> None:
+    """Its weight counts in the mean: as zeros where it was refused.  Nothing is stepped by more than was pushed."""
+    world = World(servers=2)
+    world.register(JobSpec("digits", 1, (TableSpec("w", (40,), optimizer="add"),), combine="mean"))
+    program = world.plug("digits", 0)
+    refusing(world, 1)
+    reply = program.do("push", 4 * ONES, more)
+    reply = program.do("clock") if "async" in more else reply
+    assert (reply.code, reply.clock) == (Code.COLLIDE, 0)
+    assert "two keys; 2 other parts of this push had been taken" in program.err()
+    world.kill_agent()
+    assert program.do("step", 8 * ONES, "w=1").ok
+    assert sorted(set(program.param())) == [8 / 4, (3 * 4 + 8) / 4]
+
+
+def test_a_refusal_is_told_when_the_other_parts_have_answered() -> None:
+    world = World(servers=2)
+    world.register(job())
+    program = world.plug("digits", 0)
+    refused = refusing(world, 1)
+    refuse = world.interfere
+    world.interfere = lambda sender, to, message: () if isinstance(message, m.PushAck) else refuse(sender, to, message)
+    program.begin("push", ONES)
+    world.settle()
+    assert refused and not program.replies(), "whether the others hold theirs is not known yet"
+    world.interfere = refuse
+    assert program.answer().code is Code.COLLIDE
+    assert "2 other parts of this push had been taken" in program.err()
+    assert program.do("step", ONES).ok
+    assert sorted(set(program.param())) == [1, 2]
 
 
 @pytest.mark.parametrize("clock", [0, 2])

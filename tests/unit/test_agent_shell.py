@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import shutil
 import signal
 import socket
@@ -28,6 +27,7 @@ from plugml.shm_protocol.create import Channel, create_channel
 from plugml.shm_protocol.info import Info
 from plugml.shm_protocol.request import Reply, parse_reply
 from plugml.shm_protocol.root import boot_id, lock_agent
+from tests.leaks import own_root
 
 HANG_S = 30.0
 
@@ -47,7 +47,7 @@ except PlugmlError as error:
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    path = Path(f"/dev/shm/plugml-test-{os.getpid()}-{secrets.token_hex(4)}")
+    path = own_root()
     path.mkdir(mode=0o700)
     yield path
     shutil.rmtree(path)
@@ -240,7 +240,7 @@ def test_one_agent_per_root(root: Path, start: Callable[[], subprocess.Popen[str
     (lambda path: (path.rmdir(), path.symlink_to("/dev/shm")), "is no directory"),
 ])  # fmt: skip
 def test_an_unfit_root_is_refused_with_73_and_a_sentence(prepare: Callable[[Path], object], words: str) -> None:
-    path = Path(f"/dev/shm/plugml-test-{os.getpid()}-{secrets.token_hex(4)}")
+    path = own_root()
     path.mkdir(mode=0o700)
     try:
         prepare(path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import secrets
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from plugml.shm_protocol.info import Info
 from plugml.shm_protocol.page import BROKEN, BUSY, CLOSED, READY
 from plugml.shm_protocol.request import Request, parse_reply
 from plugml.shm_protocol.root import boot_id, prepare_root, remove_tree
+from tests.leaks import own_root
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 SPEC = JobSpec("job", 1, (TableSpec("w", (3, 2)),))
@@ -30,7 +30,7 @@ VALUES = np.arange(6, dtype="<f4")
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    path = Path(f"/dev/shm/plugml-test-{os.getpid()}-{secrets.token_hex(4)}")
+    path = own_root()
     prepare_root(path)
     yield path
     path.rmdir()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from plugml.shm_protocol.create import Channel, bytes_of, create_channel, files_
 from plugml.shm_protocol.info import Info, parse_info
 from plugml.shm_protocol.request import parse_reply
 from plugml.shm_protocol.root import boot_id, is_kept, prepare_root
+from tests.leaks import own_root
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 SPEC = JobSpec("job", 2, (TableSpec("w", (1000,)), TableSpec("b", (10,), dtype="f64")))
@@ -28,7 +28,7 @@ SPEC = JobSpec("job", 2, (TableSpec("w", (1000,)), TableSpec("b", (10,), dtype="
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    path = Path(f"/dev/shm/plugml-test-{os.getpid()}-{secrets.token_hex(4)}")
+    path = own_root()
     prepare_root(path)
     yield path
     assert os.listdir(path) == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from plugml.core.table import TableSpec
 from plugml.shm_protocol import root as roots
 from plugml.shm_protocol.create import create_channel
 from plugml.shm_protocol.info import Info
+from tests.leaks import own_root
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 SPEC = JobSpec("job", 2, (TableSpec("w", (4,)),))
@@ -23,7 +23,7 @@ SPEC = JobSpec("job", 2, (TableSpec("w", (4,)),))
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    path = Path(f"/dev/shm/plugml-test-{os.getpid()}-{secrets.token_hex(4)}")
+    path = own_root()
     yield path
     if path.is_dir():
         path.chmod(0o700)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import secrets
+import re
 import shutil
 import subprocess
 import sys
@@ -19,32 +19,40 @@ from plugml.core.errors import Code, RequestError, RootError
 from plugml.core.job import JobSpec
 from plugml.core.table import TableSpec
 from plugml.shm_protocol import create, page, semaphore
+from plugml.shm_protocol import info as info_module
+from plugml.shm_protocol import root as root_module
 from plugml.shm_protocol.channel import AgentChannel, adopt
 from plugml.shm_protocol.create import Channel, create_channel
 from plugml.shm_protocol.info import SEMAPHORE, Info, parse_info
 from plugml.shm_protocol.request import Reply, format_reply, parse_reply
 from plugml.shm_protocol.root import boot_id, prepare_root, remove_channel, sweep
 from plugml.shm_protocol.twin import MemoryFiles, adopt_twin
+from tests import leaks
+from tests.leaks import own_root
 
-pytestmark = pytest.mark.usefixtures("no_leaks", "no_semaphores")
+pytestmark = pytest.mark.usefixtures("no_leaks")
 SPEC = JobSpec("job", 1, (TableSpec("w", (3,)),), bell="sem")
 HANG_S = 60.0
 
 
 def named() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if name.startswith("sem.plugml-")}
+    return {name for name in os.listdir("/dev/shm") if name.startswith("sem.")}
 
 
 @pytest.fixture
-def no_semaphores() -> Iterator[None]:
-    before = named()
-    yield
-    assert named() - before == set()
+def unswept(test_mark: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Semaphores that agents of others on this host do not sweep while nobody holds them; gives the beginning of their names."""
+    monkeypatch.setattr(semaphore, "SEMAPHORE", re.compile(leaks.UNSWEPT + r"[0-9a-f]{32}\Z"))
+    monkeypatch.setattr(info_module, "SEMAPHORE", semaphore.SEMAPHORE)
+    monkeypatch.setattr(root_module, "_SEM_LINE", re.compile(rb"^sem=(%b[0-9a-f]{32})$" % leaks.UNSWEPT.encode(), re.MULTILINE))
+    for module in (create, semaphore):
+        monkeypatch.setattr(module, "new_name", lambda: leaks.unswept(leaks.own_semaphore(test_mark)))
+    return leaks.UNSWEPT + test_mark[:16]
 
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    path = Path(f"/dev/shm/plugml-test-{os.getpid()}-{secrets.token_hex(4)}")
+    path = own_root()
     prepare_root(path)
     yield path
     path.rmdir()
@@ -198,7 +206,7 @@ def test_the_semaphore_goes_with_the_channel(root: Path) -> None:  # SPEC 1.11 5
     assert f"sem.{kept.info.sem[1:]}" not in named()
 
 
-def test_a_half_made_channel_is_swept_with_its_semaphore(root: Path) -> None:  # SPEC 5.15 9.5
+def test_a_half_made_channel_is_swept_with_its_semaphore(root: Path, unswept: str) -> None:  # SPEC 5.15 9.5
     kept = made(root)
     os.rename(kept.directory, root / ".tmp-job.0.1-0000")
     kept.close(remove=False)
@@ -260,16 +268,16 @@ def test_no_other_name_is_opened_or_removed(root: Path, name: str) -> None:
     kept.close()
 
 
-def test_a_semaphore_of_another_user_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_semaphore_of_another_user_is_left_alone(unswept: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name = semaphore.new_name()
     mine = semaphore.Semaphore.make(name)
-    monkeypatch.setattr(os, "getuid", lambda: 12345)
-    with pytest.raises(RequestError, match="not yours"):
-        semaphore.Semaphore.open(name)
-    mine.close()
-    assert not semaphore.remove(name) and name not in semaphore.sweep()
-    assert f"sem.{name[1:]}" in named()
-    monkeypatch.undo()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(os, "getuid", lambda: 12345)
+        with pytest.raises(RequestError, match="not yours"):
+            semaphore.Semaphore.open(name)
+        mine.close()
+        assert not semaphore.remove(name) and name not in semaphore.sweep()
+        assert f"sem.{name[1:]}" in named()
     assert semaphore.remove(name) and not semaphore.remove(name)
 
 
@@ -283,17 +291,20 @@ def test_one_that_is_kept_is_never_removed_whoever_names_it(root: Path) -> None:
         adopted(kept).abandon()
 
 
-def test_what_killed_makers_left_without_a_directory_is_swept(root: Path) -> None:  # SPEC 5.15
+def test_what_killed_makers_left_without_a_directory_is_swept(root: Path, unswept: str) -> None:  # SPEC 5.15
     """The root was deleted by hand, so that nothing names the semaphore any more."""
     script = (
-        "import os, pathlib, signal, sys\n"
+        "import os, pathlib, re, secrets, signal, sys\n"
         "from plugml.core.job import JobSpec\nfrom plugml.core.table import TableSpec\n"
         "from plugml.shm_protocol.create import create_channel\nfrom plugml.shm_protocol.info import Info\nfrom plugml.shm_protocol.root import boot_id\n"
+        "from plugml.shm_protocol import create, info, semaphore\n"
+        "create.new_name = lambda: sys.argv[2] + secrets.token_hex(8)\n"
+        "info.SEMAPHORE = semaphore.SEMAPHORE = re.compile(sys.argv[2] + r'[0-9a-f]{16}\\Z')\n"
         "kept = create_channel(pathlib.Path(sys.argv[1]), Info.of(JobSpec('job', 1, (TableSpec('w', (3,)),), bell='sem'), 0, 1, boot_id(), 0))\n"
         "print(kept.info.sem, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    ended = subprocess.run([sys.executable, "-c", script, str(root)], stdout=subprocess.PIPE, text=True, timeout=HANG_S)
+    ended = subprocess.run([sys.executable, "-c", script, str(root), unswept], stdout=subprocess.PIPE, text=True, timeout=HANG_S)
     name = ended.stdout.strip()
     shutil.rmtree(root / "job.0.1")
     waiter = posix_ipc.Semaphore(name)
@@ -304,7 +315,7 @@ def test_what_killed_makers_left_without_a_directory_is_swept(root: Path) -> Non
     waiter.close()
 
 
-def test_one_that_is_swept_while_it_is_made_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_is_swept_while_it_is_made_is_made_again(unswept: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between its making and its lock an agent may start and find that nobody keeps it."""
     real, swept = fcntl.flock, []
 

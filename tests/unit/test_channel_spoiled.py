@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +22,7 @@ from plugml.shm_protocol.info import Info
 from plugml.shm_protocol.request import Reply, format_reply, parse_request
 from plugml.shm_protocol.root import boot_id, prepare_root
 from plugml.shm_protocol.twin import MemoryFiles, adopt_twin
+from tests.leaks import own_root
 
 SPEC = JobSpec(
     "job", 1,
@@ -71,7 +71,7 @@ NAMES = ("cmd", "grad", "param", "grad.txt", "param.txt", "gidx", "want", "gidx.
 @pytest.mark.usefixtures("no_leaks")
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_files_that_were_cut_removed_or_exchanged(when: str) -> None:  # SPEC 1.9 7.9
-    root = Path(f"/dev/shm/plugml-test-{os.getpid()}-{secrets.token_hex(4)}")
+    root = own_root()
     prepare_root(root)
     root_fd = os.open(root, os.O_RDONLY)
 

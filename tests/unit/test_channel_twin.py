@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from plugml.shm_protocol.info import Info
 from plugml.shm_protocol.request import Reply, format_reply, parse_reply, parse_request
 from plugml.shm_protocol.root import boot_id, prepare_root
 from plugml.shm_protocol.twin import PIPE_RECORDS, MemoryFiles, adopt_twin
+from tests.leaks import own_root
 
 SPEC = JobSpec("job", 1, (TableSpec("w", (3,)), TableSpec("n", (2,), dtype="i64", optimizer="add")))
 GRAD = numbers.aligned(80)
@@ -75,7 +75,7 @@ def serve(agent: AgentChannel, values: np.ndarray) -> None:
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    path = Path(f"/dev/shm/plugml-test-{os.getpid()}-{secrets.token_hex(4)}")
+    path = own_root()
     prepare_root(path)
     yield path
     path.rmdir()

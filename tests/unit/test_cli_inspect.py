@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import subprocess
 import sys
 import tracemalloc
@@ -31,6 +30,7 @@ from plugml.shm_protocol.create import create_channel
 from plugml.shm_protocol.info import Info
 from plugml.shm_protocol.page import new_page
 from plugml.shm_protocol.root import boot_id, prepare_root
+from tests.leaks import own_root
 
 W = TableSpec("w", (20, 30), dtype="f64")
 M = TableSpec("m", (6, 4), order="F")
@@ -155,6 +155,17 @@ def test_undescribed_numbers_are_guessed_and_said_to_be(tmp_path: Path, dtype: s
     assert looks(tmp_path / "x.bin", "u32")["x"].kind == "u32" and look_at(tmp_path / "x.bin", kind).notes == []
 
 
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("where", [slice(3, 4), slice(None, None, 2), slice(None)])
+def test_undescribed_numbers_of_which_some_are_none_are_still_numbers(tmp_path: Path, dtype: str, where: slice, capsys: pytest.CaptureFixture[str]) -> None:
+    values = np.linspace(-1, 1, 40).astype(dtype)
+    values[where] = np.nan
+    values.tofile(tmp_path / "x.bin")
+    assert main(["inspect", str(tmp_path / "x.bin")]) == 1
+    said = capsys.readouterr().out
+    assert f"read as f{8 * int(dtype[1])}, a guess" in said and f"{np.isnan(values).sum()} not finite, the first at {np.isnan(values).argmax()}" in said
+
+
 def test_whole_numbers_as_f64_are_not_taken_for_pairs_of_f32() -> None:
     assert look.guess(np.arange(1000.0).tobytes()) == "f64"
     assert look.guess(np.arange(1000, dtype="f4").tobytes()) == "f32"
@@ -223,7 +234,7 @@ def test_lines_beyond_memory_are_refused(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    path = Path(f"/dev/shm/plugml-test-{os.getpid()}-{secrets.token_hex(4)}")
+    path = own_root()
     prepare_root(path)
     yield path
     assert os.listdir(path) == []
@@ -287,7 +298,7 @@ def test_any_bytes_in_a_channel_give_a_report(data: st.DataObject, tmp_path: Pat
 
 def seeds() -> list[bytes]:
     """Small whole files of every kind."""
-    where = Path(f"/dev/shm/plugml-inspect-{os.getpid()}")
+    where = own_root("inspect")
     where.mkdir()
     try:
         np.save(where / "a.npy", np.arange(6.0).reshape(2, 3))
@@ -352,9 +363,18 @@ def test_codes_and_sentences(result: Path, capsys: pytest.CaptureFixture[str], t
     assert main(["inspect", str(result)]) == 1 and "wrong: w.bin has 0 bytes" in capsys.readouterr().out
     for words, text in (
         ([str(tmp_path / "no")], "No such file"), ([str(tmp_path)], "neither a result"), (["/dev/zero"], "no regular file"),
-        ([str(result / "w.csv"), "--dtype", "f23"], "did you mean 'f32'"), (["x\0y"], "null"),
+        ([str(result / "w.csv"), "--dtype", "f23"], "did you mean 'f32'"), (["x\0y"], "null"), ([""], "it is empty"), (["/proc/self/mem"], "lies in proc: the kernel makes it up"),
     ):  # fmt: skip
         assert main(["inspect", *words]) == 2 and text in capsys.readouterr().err
+
+
+def test_a_run_that_failed_has_no_result_but_what_it_had_is_shown(result: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    result.rename(run / "failed")
+    assert main(["inspect", str(run)]) == 1
+    said = capsys.readouterr().out
+    assert f"wrong: {run} holds no result of its own: this is what lies in failed/" in said and "20 x 30" in said
 
 
 def test_json_is_one_document(result: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,6 +39,7 @@ N = TableSpec("n", (5,), dtype="i64", optimizer="add")
         ({"max_restarts": -1}, "max_restarts"),
         ({"max_restarts": 1 << 40}, "max_restarts"),
         ({"on_worker_loss": "wiat"}, "did you mean 'wait'"),
+        ({"tables": (TableSpec("a", (1,), settings={"lr": 3e37}),), "lr_scale": "linear"}, r"table 'a': lr = 3e\+37 becomes 6e\+37 .* too large for f32"),
         ({"settings": []}, "settings"),
         ({"settings": {"a": {1: 2}}}, "key"),
         ({"settings": {"a": object()}}, "plain"),

@@ -50,6 +50,8 @@ from plugml.core.table import (
         ({"settings": {"lr": True}}, "lr"),
         ({"settings": {"lr": math.nan}}, "lr"),
         ({"settings": {"lr": 10**400}}, "lr"),
+        ({"settings": {"lr": 3e38}}, r"lr = 3e\+38 is too large for f32: at most 4.254e\+37, an eighth of its largest number"),
+        ({"dtype": "f64", "storage": "f16", "init": "uniform", "init_settings": {"low": -1e4}}, "low = -10000.0 is too large for f16: at most 8188"),
         ({"init": "ones"}, "init"),
         ({"init": "zeros", "init_settings": {"scale": 1.0}}, "scale"),
         ({"combine": "max"}, "combine"),

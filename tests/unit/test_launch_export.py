@@ -23,6 +23,7 @@ from plugml.launch import export, export_files, export_rows
 from plugml.launch.effects import ResultSaved, Tell
 from plugml.launch.export import FORMATS, file_names, parse_formats, room_bytes
 from plugml.launch.export_files import values_of, write_csv
+from plugml.launch.plan import make_plan
 from plugml.launch.result import publish
 from plugml.launch.saving import Saver
 
@@ -230,6 +231,37 @@ def test_formats_are_named_or_refused_with_the_nearest() -> None:
     for wrong in ([], "", "npz,", None, [3], {"npz": 1}):
         with pytest.raises(UsageError, match="--export"):
             parse_formats(wrong, "--export")
+
+
+@pytest.mark.parametrize(
+    ("names", "formats", "text"),
+    [
+        (["__metadata__"], "safetensors", "safetensors keeps that name for itself"),
+        (["a", "a.npy"], "npz", "numpy.load takes one for the other"),
+        (["a", "a.npy"], "csv", ""),
+        (["__metadata__", "a.npy", "file", "tables", "result.json", "logs"], "npz,raw,csv", ""),
+    ],
+)
+def test_names_that_a_format_keeps_for_itself_are_refused_at_the_start(tmp_path: Path, names: list[str], formats: str, text: str) -> None:
+    """And only those: everything else reads back under its name."""
+    flags = {"tables": [f"{name}=2" for name in names], "argv": ["./t"], "export": formats}
+    if text:
+        with pytest.raises(UsageError, match=text):
+            make_plan({}, "job.toml", flags, "/dir")
+        return
+    plan = make_plan({}, "job.toml", flags, "/dir")
+    scratch, directory = tmp_path / "s", tmp_path / "r"
+    scratch.mkdir()
+    directory.mkdir()
+    for number, name in enumerate(names):
+        (scratch / f"{name}.bin").write_bytes(np.full(2, number, "<f4").tobytes())
+    publish(plan.spec.tables, scratch, directory, {"job": "t"}, plan.formats)
+    for number, name in enumerate(names):
+        assert np.loadtxt(directory / f"{name}.csv", skiprows=1).tolist() == [number] * 2
+        if "npz" in plan.formats:
+            with np.load(directory / "tables.npz") as arrays:
+                assert arrays[name].tolist() == [number] * 2
+            assert np.fromfile(directory / f"{name}.bin", "<f4").tolist() == [number] * 2
 
 
 def test_room_is_at_least_what_the_files_take(tmp_path: Path) -> None:

@@ -346,6 +346,48 @@ def test_ctrl_c_after_the_last_worker_changes_nothing_and_a_second_one_tells_wha
         t.tell(e.Signalled(2))
         assert t.texts[-1].endswith(says)
         assert bool(ends(t, 130, "stopped")["result"]) == (op == "end")
+        assert t.log.count("DiscardResult()") == (op == "export"), "nothing half written stays"
+
+
+def test_a_second_ctrl_c_while_files_are_written_does_not_say_that_nothing_is_saved() -> None:
+    t = Theatre(workers=1)
+    t.do_PublishResult = lambda effect: None  # type: ignore[method-assign]
+    t.start()
+    t.train(1)
+    t.exit(0, 0)
+    for _ in (1, 2):
+        t.tell(e.Signalled(2))
+    assert t.texts[-1].endswith("ended at once, when the result that is just being written is whole")
+    ends(t, 130, "stopped")
+
+
+def test_pushes_that_nobody_has_told_are_not_none() -> None:
+    """Two of three workers were counted before the cluster went down."""
+    t = Theatre().start()
+    t.train(4)
+    t.exit(1, 0)
+    t.answering = False
+    t.tell(e.AgentDown("closed"))
+    t.exit(2, 0)
+    t.tell(e.ClusterDown("cluster lab was taken down"))
+    summary = ends(t, 75, "failed")
+    assert [worker["pushes"] for worker in summary["workers"]] == [None, 4, None]
+    assert "pushes not known: the agent was not there to count them" in words.closing_lines(summary)[0]
+
+
+def test_a_rescued_result_says_so_in_its_own_document() -> None:
+    t = Theatre(workers=1)
+    t.saving, t.full = "No space left on device", False
+    documents: list[dict[str, Any]] = []
+    publish = t.do_PublishResult
+    t.do_PublishResult = lambda effect: (documents.append(effect.document), publish(effect))[1]  # type: ignore[method-assign]
+    t.start()
+    t.train(1)
+    t.exit(0, 0)
+    (document,) = documents
+    why = "the result could not be saved in /dir/plugml-runs/t: No space left on device"
+    assert (document["state"], document["exit_code"], document["reason"], document["rescued"]) == ("failed", 1, why, why)
+    assert ends(t, 1, "failed")["result"] == "/rescue"
 
 
 def test_ctrl_c_before_anything_runs() -> None:
@@ -447,6 +489,16 @@ def test_a_lost_job_explains_a_program_that_failed_of_it_just_before() -> None:
     for worker in (0, 2):
         t.exit(worker, -15)
     assert "server s0 died" in ends(t, 1, "lost")["reason"]
+
+
+def test_of_a_job_that_cannot_go_on_the_values_are_saved_before_it_is_ended() -> None:
+    t = Theatre().start()
+    t.train(4)
+    t.tell(e.AgentNews({"event": "failing", "job": "other", "run": 7, "text": "not ours"}))
+    assert not t.machine.verdict
+    t.tell(e.AgentNews({"event": "failing", "job": "t", "run": 7, "text": "clock 4 cannot be closed"}))
+    summary = ends(t, 1, "failed")
+    assert "clock 4 cannot be closed" in summary["reason"] and summary["result"].endswith("/failed")
 
 
 def test_a_job_stopped_from_outside() -> None:

@@ -334,7 +334,7 @@ def test_what_cannot_fit_is_refused_before_the_start(tmp_path: Path) -> None:
     with pytest.raises(RootError, match=r"need \d\d\.\d GiB") as caught:
         host.check_space(host.room(huge, Path("/dev/shm"))._replace(root_free=1 << 20), huge)
     assert "1.0 MiB free" in str(caught.value) and caught.value.exit_code == 73
-    with pytest.raises(WorldError, match="--result DIR"):
+    with pytest.raises(UsageError, match="--result DIR"):
         host.check_space(host.room(huge, tmp_path)._replace(root_free=1 << 60, result_free=1 << 20, memory_free=1 << 60), huge)
     with pytest.raises(WorldError, match="servers need 6.8 GiB for values and optimizers"):
         host.check_space(host.room(huge, tmp_path)._replace(root_free=1 << 60, memory_free=1 << 30), huge)

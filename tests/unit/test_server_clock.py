@@ -445,7 +445,7 @@ def test_the_claim_falls_with_its_stream_and_the_next_is_higher(how: str) -> Non
     assert refused(tower.say(m.InitDone, 1, worker=0, gen=1 if how == "leave" else 2)) == "FENCED"
     assert claim(tower, 1) == 2
     tower.say(m.InitDone, 2, worker=1)
-    assert tower.clock.initialised == 2
+    assert tower.clock.claims.initialised == 2
 
 
 def test_without_offered_tables_there_is_no_claim() -> None:

@@ -422,11 +422,11 @@ def test_a_close_without_memory_ends_the_job_with_that_reason(monkeypatch: pytes
     with monkeypatch.context() as patch:
         patch.setattr(Memory, "take", take)
         there.tick(0)
-    (reason,) = [item.message.reason for item in there.heard if isinstance(item.message, m.JobEnd)]
+    (reason,) = [item.message.text for item in there.heard if isinstance(item.message, m.Refuse) and item.message.worker == m.NOBODY]
     assert "clock 0 cannot be closed: the server has no memory left" in reason
     there.push({"n": [1, 1, 1]}, seq=2, clock=1)
     there.pull(request=2)
-    assert [(Code(refusal.code).name, refusal.text) for refusal in there.take(m.Refuse)] == [("NOSPC", reason)] * 3
+    assert [(Code(refusal.code).name, refusal.text) for refusal in there.take(m.Refuse)] == [("NOSPC", reason)] * 4
 
 
 def test_late_and_doubled_closes_change_nothing() -> None:
@@ -449,19 +449,46 @@ def test_an_overflow_in_a_close_ends_the_job_loudly() -> None:
     there.take()
     close_all(there, 0, 2)
     heard = there.take()
-    ends = [message for message in heard if isinstance(message, m.JobEnd)]
-    assert [end.state for end in ends] == ["failed"] and "leaves the range of f32" in ends[0].reason
     refusals = [message for message in heard if isinstance(message, m.Refuse)]
-    assert [(Code(r.code).name, r.request) for r in refusals] == [("NONFINITE", 9)]
+    assert [(Code(r.code).name, r.request, r.worker) for r in refusals] == [("NONFINITE", 9, 0), ("NONFINITE", 0, m.NOBODY)]
+    assert len({r.text for r in refusals}) == 1 and "leaves the range of f32" in refusals[0].text
     assert not there.values().any()
     there.push({"w": [1, 1]}, 0, seq=2, clock=1)
     there.pull(worker=0)
     assert code_of(there.take(m.Refuse)) == ["NONFINITE"] * 2
-    there.time(10_000_000)
-    assert len([end for end in there.take() if isinstance(end, m.JobEnd)]) == 1  # said again until it is answered
-    there.feed("s0.1", "m0", m.Done(ends[0].request, 0, ""))
-    there.time(10_000_000)
-    assert not [end for end in there.take() if isinstance(end, m.JobEnd)]
+    assert not there.take(m.JobEnd), "whoever runs the job ends it, when its values are saved"
+
+
+def test_of_a_job_that_cannot_close_the_values_before_are_read_and_nothing_else_is_done() -> None:
+    """One server makes the step, another cannot; it is said to every agent, and to each that asks, though it is lost once."""
+    names = "tuvw"
+    there = box(job(*(table(name, 2, "f32", "add", combine="sum") for name in names), workers=2), servers=("s0.1", "s1.1"), ring=2)
+    keeper = there.map.primary(there.map.clock_range)
+    home = {name: there.map.primary(next(iter(there.parts([name])))) for name in names}
+    far, near = (next(name for name in names if (home[name] == keeper) == is_near) for is_near in (False, True))
+    for clock in (0, 1):
+        for worker in (0, 1):
+            there.push({far: [1e38, 1], near: [1, 1]}, worker, seq=clock + 1, clock=clock)
+        there.hold = clock == 1
+        close_all(there, clock, 2)
+    assert not there.take(m.Refuse)
+    (close,) = there.transit
+    there.transit = []
+    there.feed(close.to, close.sender, close.message)
+    assert isinstance(there.transit[0].message, m.Refuse)
+    there.transit = []  # lost
+    there.hold = False
+    there.time(2_000_000)
+    told = [refusal for refusal in there.take(m.Refuse) if refusal.worker == m.NOBODY]
+    assert [(Code(refusal.code).name, refusal.seq, refusal.request) for refusal in told] == [("NONFINITE", 0, 0)]
+    assert f"clock 1 cannot be closed: the step of block 0 of table '{far}'" in told[0].text
+    assert there.values(far).tolist() == pytest.approx([2e38, 2]) and there.values(near).tolist() == [4, 4]
+    there.clock(m.StandingAsk)
+    assert [type(message) for message in there.take()] == [m.Refuse, m.Standing]
+    for worker in (0, 1):
+        there.push({near: [1, 1]}, worker, seq=3, clock=2)
+    close_all(there, 2, 2)
+    assert there.values(near).tolist() == [4, 4], "nothing is closed any more"
 
 
 # -- ASP

@@ -197,7 +197,7 @@ HOSTILE = {
     "ticks of closed clocks": meta_of(lambda meta: meta["clock"].update(ticks=[[0, []]], closed=1)),
     "a slow member": meta_of(lambda meta: meta["clock"]["members"].update(slowest=1 << 40)),
     "more done than there is": meta_of(lambda meta: meta["clock"]["work"].update(done=5)),
-    "claims from the future": meta_of(lambda meta: meta["clock"].update(initialised=1 << 40)),
+    "claims from the future": meta_of(lambda meta: meta["clock"]["claims"].update(initialised=1 << 40)),
 }
 
 

@@ -26,12 +26,12 @@ LIMITS = Limits(ranges=4)
 class Servers:
     """Three servers that hear each other at once; what they say to others is kept."""
 
-    def __init__(self, min_insync: int = 1) -> None:
+    def __init__(self, min_insync: int = 1, consistency: str = "asp") -> None:
         self.machines = {
             name: ServerMachine(Identity(name, "here", f"ipc://{name}", 1, "test", {"m0": "ipc://m0"}), LIMITS) for name in (A, B, C)
         }
         table = TableSpec("w", (4,), optimizer="add", combine="sum")
-        self.spec = JobSpec("job", 1, (table,), consistency="asp", copies=2, min_insync=min_insync).with_blocks(1, LIMITS)
+        self.spec = JobSpec("job", 1, (table,), consistency=consistency, copies=2, min_insync=min_insync).with_blocks(1, LIMITS)
         self.home = pieces(self.spec, LIMITS.ranges)[0].range
         self.said: list[tuple[str, Any]] = []
         self.holds_when_asked: dict[int, int] = {}  # by range: what a learner held when the primary asked to add it
@@ -63,12 +63,19 @@ class Servers:
     def last(self, name: str, number: int) -> int:
         return self.machines[name].jobs[1].replicas[number].log.last
 
-    def push(self, to: str, epoch: int, seq: int) -> None:
-        values = np.ones(4, np.float32)
+    def push(self, to: str, epoch: int, seq: int, number: float = 1.0) -> None:
+        values = np.full(4, number, np.float32)
         component = m.Component(0, 1, seq, seq - 1, 0, 1.0)
         push = m.Push(1, self.home, epoch, epoch, 0, (component,), (m.Segment(0, 0, 4, DTYPE_CODES["f32"]),), (values,))
-        self.queue.append(("a0.1", to, decode([bytes(frame) for frame in encode(push)])))
+        self.say(to, push)
+
+    def say(self, to: str, message: Any) -> None:
+        self.queue.append(("a0.1", to, decode([bytes(frame) for frame in encode(message)])))
         self.settle()
+
+    def failures(self) -> list[tuple[str, str]]:
+        """Who has told agents that the job cannot go on, and why."""
+        return [(name, message.text) for name, message in self.said if isinstance(message, m.Refuse) and message.worker == m.NOBODY]
 
     def acked(self) -> list[int]:
         return [message.seq for _, message in self.said if isinstance(message, m.PushAck)]
@@ -89,6 +96,36 @@ def test_a_learner_counts_when_it_holds_all_that_the_primary_before_may_have_com
     servers.deaf.append(A)
     servers.map(2, (B,), C, 2)  # B has not heard that it is committed, and alone it may commit nothing
     assert servers.holds_when_asked[servers.home] == 1
+
+
+def test_a_close_that_cannot_be_made_is_told_by_whoever_leads() -> None:
+    """Every copy of range and clock comes to it; exports read the values before, from any that leads."""
+    servers = Servers(consistency="bsp")
+    servers.map(1, (A, B))
+    servers.push(A, 1, 1, 3e38)
+    servers.push(A, 1, 2, 3e38)
+    servers.said.clear()
+    servers.say(A, m.Tick(1, 1, 1, 0, 1, 0, ((0, 1.0),)))
+    ((teller, why),) = servers.failures()
+    assert teller == A and "clock 0 cannot be closed" in why
+    assert not [message for _, message in servers.said if isinstance(message, m.JobEnd)]
+
+    servers.said.clear()
+    servers.deaf.append(A)
+    servers.map(2, (B, A))
+    assert not servers.failures(), "whether A had committed it B cannot know"
+    servers.map(3, (B,))
+    assert set(servers.failures()) == {(B, why)}
+    there, here = [servers.machines[name].jobs[1].replicas[servers.home] for name in (A, B)]
+    assert there.range.failure is not None and here.range.failure is not None and there.range.failure.text == here.range.failure.text
+    servers.said.clear()
+    servers.say(B, m.StandingAsk(1, 3, 3, 0, 1))
+    assert [type(message) for _, message in servers.said] == [m.Refuse, m.Standing]
+    servers.said.clear()
+    absent = (m.Segment(0, 0, 4, DTYPE_CODES["f32"], m.BLOCK, m.ABSENT),)
+    servers.say(B, m.Pull(1, servers.home, 3, 3, 7, m.NOBODY, 0, 0, 0, absent))
+    servers.say(B, m.Pull(1, servers.home, 3, 3, 8, m.NOBODY, 0, 0, 1, absent))
+    assert [type(message) for _, message in servers.said] == [m.Values, m.Refuse]
 
 
 def test_a_log_counts_only_the_bytes_that_are_still_there() -> None:

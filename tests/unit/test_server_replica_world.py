@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from plugml.core.limits import MS, SECOND
+from plugml.server.blocks import whole
 from plugml.server.range import RangeMachine
 from plugml.wire import messages as m
 from tests.scenario.kit import job, table
 
-from .replica_world import Agent, World
+from .replica_world import LIMITS, Agent, World
 
 WORKERS = 2
 COUNT = table("n", 3 * WORKERS * 3, "f64", "add", combine="sum", block_bytes=3 * WORKERS * 8)
@@ -187,7 +189,8 @@ def play(worlds: list[World], seed: int, kind: Any, model: str) -> World:
     draw = random.Random(seed)
     copies = draw.choice((2, 2, 3))
     spec = job(COUNT, workers=WORKERS, consistency=model, copies=copies, min_insync=draw.choice((1, 1, 2)))
-    world = World(spec, seed, servers=draw.choice((3, 4)), loss=draw.choice((0.0, 0.05, 0.2)), double=draw.choice((0.0, 0.1)))
+    limits = replace(LIMITS, turn_bytes=48) if seed % 2 else LIMITS  # each block of an entry is a slice of its own
+    world = World(spec, seed, servers=draw.choice((3, 4)), limits=limits, loss=draw.choice((0.0, 0.05, 0.2)), double=draw.choice((0.0, 0.1)))
     worlds[:] = [world]
     agents = [kind(world, worker, draw.randint(5, 25)) for worker in range(WORKERS)]
     if kind is Stepper:
@@ -202,7 +205,7 @@ def play(worlds: list[World], seed: int, kind: Any, model: str) -> World:
     for number in agents[0].parts:
         for replica in world.copies(number).values():
             for entry in replica.log.after(replica.log.applied):
-                replica.range.apply(entry, False, 0)
+                whole(replica.range.apply(entry, False, 0))
             for place in replica.range.blocks.places.values():
                 assert place.values is not None
                 expected = [agent.pushes if kind is Pusher else agent.clocks for agent in agents]

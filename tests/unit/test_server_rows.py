@@ -351,7 +351,7 @@ def test_a_close_that_overflows_ends_the_job_and_shows_nothing() -> None:
     there.take()
     there.tick(0, 0)
     there.tick(0, 1)
-    assert any(isinstance(message, m.JobEnd) and "the step of bucket 0 of table 'e'" in message.reason for message in there.take())
+    assert any(message.worker == m.NOBODY and "the step of bucket 0 of table 'e'" in message.text for message in there.take(m.Refuse))
     assert there.row(1)[0] == there.row(2)[0] == there.values("w")[0] == 0.0
 
 
@@ -359,7 +359,7 @@ def test_a_push_that_overflows_by_its_share_ends_the_job_without_a_word_of_numpy
     there = box(sparse_table(width=1), workers=1)
     there.push({}, weight=0.5, rows={"e": {1: [3e38]}})
     there.tick(0, weight=0.25)
-    assert any(isinstance(message, m.JobEnd) and "the step of bucket 0" in message.reason for message in there.take())
+    assert any(message.worker == m.NOBODY and "the step of bucket 0" in message.text for message in there.take(m.Refuse))
 
 
 def test_whole_numbers_that_do_not_fit_are_refused_and_end_a_close() -> None:
@@ -373,7 +373,7 @@ def test_whole_numbers_that_do_not_fit_are_refused_and_end_a_close() -> None:
         there.push({}, worker, rows={"e": {1: [number]}})
     for worker in range(3):
         there.tick(0, worker)
-    assert any(isinstance(message, m.JobEnd) for message in there.take()) and there.row(1)[0] == 0
+    assert any(message.worker == m.NOBODY for message in there.take(m.Refuse)) and there.row(1)[0] == 0
 
 
 def test_whole_numbers_are_counted_exactly() -> None:
