@@ -58,7 +58,7 @@ class ServerMachine(SaveTraffic):
 
     def _begin(self, now_us: int) -> None:
         self._memory.begin_event()
-        self._turns.begin_event()
+        self._turns.left_bytes = self._limits.turn_bytes
         self._now_us = now_us
 
     def _do(self, sender: str, message: Any) -> None:
@@ -90,9 +90,9 @@ class ServerMachine(SaveTraffic):
 
     def deadline_us(self) -> int | None:
         due_us = self.link.deadline_us()
-        alarm_us = self._alarms.due_us
-        if alarm_us is not None and alarm_us < due_us:
-            due_us = alarm_us
+        alarms = self._alarms.heap
+        if alarms and alarms[0][0] < due_us:
+            due_us = alarms[0][0]
         save_us = self.checkpoints.due_us
         return due_us if save_us is None or due_us < save_us else save_us
 
@@ -101,7 +101,7 @@ class ServerMachine(SaveTraffic):
         while self._own:
             message = self._own.popleft()
             self._handlers[type(message)](self.name, message)
-        if self._turns.wants_turn():
+        if self._turns.queue and self._turns.wants_turn():
             self._effects.append(Turn())
         effects, self._effects = self._effects, []
         return effects

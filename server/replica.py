@@ -18,10 +18,11 @@ from ..core.jobmap import Assignment
 from ..core.limits import Limits
 from ..wire import messages as m
 from .clock import ClockMachine
+from .contents import Taken
 from .dump import Dump
 from .effects import AskSeat, JobFailed
 from .log import Entry, Log, payload_bytes
-from .range import NoRoom, RangeMachine, Taken
+from .range import NoRoom, RangeMachine
 from .replica_clock import consider
 from .replica_follow import BrokenCopy, Follow
 from .replica_lead import Lead
@@ -131,7 +132,7 @@ class Replica:
     def _at_once(self, sender: str, message: Any, taken: Taken, now_us: int) -> list[Any]:
         """The only copy, and nothing waits: the entry is committed and applied as it is appended."""
         log, held = self.log, self.range
-        entry = Entry(log.last + 1, sender, message, 0, log.written, self.seat.epoch, taken.load, taken.room, log.last)
+        entry = Entry(log.last + 1, sender, message, 0, log.written, self.seat.epoch, taken, log.last)
         try:
             effects = held.apply(entry, True, now_us)
         except NoRoom as error:
@@ -149,8 +150,7 @@ class Replica:
         verdict = self.range.consider(sender, message)
         if type(verdict) is not Taken:
             return False, verdict
-        seen = self.range.version
-        entry = self.log.append(sender, message, payload_bytes(message), self.seat.epoch, verdict.load, verdict.room, seen)
+        entry = self.log.append(sender, message, payload_bytes(message), self.seat.epoch, verdict, self.range.version)
         return True, self._appended(entry, now_us)
 
     def on_clock(self, sender: str, message: Any, now_us: int) -> Effects:

@@ -112,7 +112,8 @@ class Traffic:
             self._warmth.keep(sender, message)
         elif replica.serves:
             self._emit(replica.on_message(sender, message, self._now_us))
-            self._after(replica)
+            if not replica.alone or replica.log.applied < replica.log.last:
+                self._after(replica)
 
     def _refuse_all(self, sender: str, message: Any, hosted: Hosted, code: Code, text: str) -> None:
         """Every request for numbers that cannot be here is told so."""
