@@ -217,7 +217,8 @@ class RangeMachine(Reads):
         newer = self.streams.take(components)
         self.contents.apply(prepared)
         self._take_push(entry, scalars, prepared.staged)
-        self._fold(entry, components, prepared)
+        if self.marking:
+            self._fold(entry, components, prepared)
         return self._took_push(entry.origin, components, newer) if leads else []
 
     def _come_to_nothing(self, entry: Entry, why: RequestError, leads: bool) -> list[Any]:
@@ -277,7 +278,8 @@ class RangeMachine(Reads):
         self._staging.drop(close.clock)
         self.closed = close.clock + 1
         self.contents.closed(self.closed)
-        self._fold(entry, close[3:], prepared)
+        if self.marking:
+            self._fold(entry, close[3:], prepared)
         if not leads:
             return []
         effects: list[Any] = [Reached(self.job, self.number, (m.Close, self.closed)), *([self.cut(close.save)] if close.save else [])]
@@ -312,7 +314,8 @@ class RangeMachine(Reads):
     def _apply_to_clock(self, entry: Entry, now_us: int) -> list[Any]:
         message = entry.message
         assert self.clock is not None
-        self._fold(entry, message[3:], _NO_CHANGE)
+        if self.marking:
+            self._fold(entry, message[3:], _NO_CHANGE)
         if type(message) is m.CloseAck:
             self.clock.outbox.settle(message.closed)
             return []

@@ -295,8 +295,8 @@ class Replica:
     @property
     def due_us(self) -> int | None:
         """When `on_time` is to be called."""
-        if self.alone and self.clock is None:
-            return None
+        if self.alone:
+            return self.clock.outbox.due_us if self.clock is not None and self.serves else None
         part = self.part
         due_us = part.due_us if isinstance(part, (Lead, Learn)) and not self.stuck else None
         if self.serves and self.clock is not None:

@@ -74,7 +74,7 @@ class Traffic:
 
     def _after(self, replica: Replica) -> None:
         """A copy was spoken to: what is committed now is applied, and its next alarm stands."""
-        if replica.ready:
+        if replica.log.applied < replica.log.committed and not replica.stuck:
             self._go_on(replica)
         self._alarms.set(replica)
 
