@@ -13,7 +13,7 @@ from ..core.errors import Code, PeerError, RequestError, WorldError
 from ..launch.discovery import ClusterFile
 from ..launch.reach import admin_trust
 from ..runtime.node import node_name
-from ..runtime.sockets import call_with_keys
+from ..runtime.sockets import proven_caller
 from ..wire import codec
 from ..wire.messages import Admin, AdminTold, NotLeader
 
@@ -38,10 +38,8 @@ class Asker:
         self._socket.set(zmq.RECONNECT_IVL_MAX, 500)
         self._socket.set(zmq.LINGER, 0)
         self._request = 0
-        keys = trust.keys
         for master, endpoint in cluster.masters.items():
-            if keys is not None:
-                call_with_keys(self._socket, name, keys.pair.public, keys.pair.secret, keys.public_of(master))
+            proven_caller(self._socket, name, master, endpoint, trust)
             self._socket.connect(endpoint)
 
     def __enter__(self) -> Asker:

@@ -16,8 +16,8 @@ COLOURS = {"alive": "32", "running": "32", "finished": "34", "suspect": "33", "s
 
 
 def cluster_option(function: F) -> F:
-    text = "Which cluster (its cluster.json does too); default PLUGML_CLUSTER, else the only one here."
-    return click.option("--cluster", default="", metavar="NAME|FILE", help=text)(function)
+    text = "Which cluster: its name, its cluster.json, or HOST:PORT of its masters; default PLUGML_CLUSTER, else the only one here."
+    return click.option("--cluster", default="", metavar="WHICH", help=text)(function)
 
 
 def json_option(function: F) -> F:

@@ -23,7 +23,8 @@ Examples:
 In the command's arguments {worker} {workers} {seed} {out} {data} are replaced; every other brace stays as it is.
 \b
 Exit codes: 0 all well; else the first failing worker's own, 128+n if a signal killed it;
-  1 server lost or result not saved; 2 usage; 69 no cluster; 73 channel root full; 75 agent gone;
+  1 server lost or result not saved; 2 usage; 69 no cluster; 73 channel root full;
+  75 stopped by SIGTERM behind a checkpoint (run again with --resume), or agent gone;
   126/127 program not executable/not found; 130/143 stopped by SIGINT/SIGTERM.
 """
 
@@ -34,7 +35,7 @@ Exit codes: 0 all well; else the first failing worker's own, 128+n if a signal k
     context_settings={"help_option_names": ["-h", "--help"], "allow_interspersed_args": False, "max_content_width": 120},
 )
 @click.option("-n", "--workers", type=int, metavar="N", help="How many workers (default 1).")
-@click.option("-f", "--file", type=click.Path(dir_okay=False), metavar="FILE", help="job.toml: [job] with keys like these flags, [[worker]], [[table]], [data], [evaluate], [stop], [result]; a flag wins.")
+@click.option("-f", "--file", type=click.Path(dir_okay=False), metavar="FILE", help="job.toml: [job] with keys like these flags, [[worker]], [[table]], [data], [evaluate], [stop], [result], [checkpoint]; a flag wins.")
 @click.option("--name", metavar="NAME", help="The job's name (default: from the command, with a suffix where it is taken).")
 @click.option("--table", "tables", multiple=True, metavar="SPEC", help="NAME=SHAPE[:dtype][,key=value...], e.g. w=10,64:f32,lr=0.1, or NAME=sparse[:dtype],width=16[,rows=N,index=u32|u64|str]; more keys: docs/job.md. Repeatable.")
 @click.option("--optimizer", metavar="NAME", help="For tables that name none: sgd, momentum, nesterov, adagrad, rmsprop, adam, adamw, add or assign.")
@@ -64,6 +65,10 @@ Exit codes: 0 all well; else the first failing worker's own, 128+n if a signal k
 @click.option("--copies", type=int, metavar="N", help="Copies of every part of the model, on servers of their own: 1 to 3 (default: what the cluster says, else 2 where there are two servers).")
 @click.option("--min-insync", type=int, metavar="N", help="Copies that must hold a push before it counts; with fewer, training waits (default 1).")
 @click.option("--on-lost", metavar="POLICY", help="When all copies of a part are lost: stop (default) or restore from the last checkpoint.")
+@click.option("--checkpoint-every", type=int, metavar="CLOCKS", help="From one checkpoint to the next (default: only at SIGTERM and SIGUSR1).")
+@click.option("--checkpoint-dir", metavar="DIR", help="Where they go, under the same path on every server's host (default checkpoints, in the result's place).")
+@click.option("--checkpoint-keep", type=int, metavar="N", help="How many of them stay, the newest (default 2).")
+@click.option("--resume", metavar="auto|never|DIR", help="Go on from the newest whole checkpoint of this run's place, or from that in DIR (default never).")
 @click.option("--result", metavar="DIR", help="Where the result goes (default plugml-runs/{job}).")
 @click.option("--max-restarts", type=int, metavar="N", help="Restarts of a worker that a signal killed (default 3).")
 @click.option("--on-worker-loss", metavar="POLICY", help="After that: wait (default), shrink or stop.")

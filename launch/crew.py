@@ -42,6 +42,9 @@ class Crew:
     def __init__(self, plan: RunPlan, host: str, logs: str, ask: Ask, now_us: int) -> None:
         self.plan = plan
         self.workers = [Worker(number, moved_us=now_us) for number in range(plan.workers)]
+        for number, clock in plan.saves.absent:
+            worker = self.workers[number]
+            worker.phase, worker.outcome, worker.clocks = ENDED, FINISHED, clock
         self.warnings: list[str] = []
         self.ending = False
         self.deserted = False

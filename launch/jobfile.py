@@ -29,14 +29,17 @@ STOP_KEYS: dict[str, tuple[type, ...]] = {
     "clocks": (int,), "passes": (int,), "seconds": NUMBER, "metric": (str,), "mode": (str,), "patience": (int,), "min_delta": NUMBER,
 }  # fmt: skip
 RESULT_KEYS: dict[str, tuple[type, ...]] = {"dir": (str,), "export": (str, list), "keep_best": (bool,)}
+CHECKPOINT_KEYS: dict[str, tuple[type, ...]] = {"dir": (str,), "every": (int,), "keep": (int,), "resume": (str,)}
 #: Sections of one mapping each.
 PLAIN: dict[str, dict[str, tuple[type, ...]]] = {
     "job": JOB_KEYS, "data": DATA_KEYS, "evaluate": EVALUATE_KEYS, "stop": STOP_KEYS, "result": RESULT_KEYS,
+    "checkpoint": CHECKPOINT_KEYS,
 }  # fmt: skip
-SECTIONS = ("job", "worker", "table", "data", "evaluate", "stop", "result")
+SECTIONS = ("job", "worker", "table", "data", "evaluate", "stop", "result", "checkpoint")
 #: What the command line calls a key of a section; the keys of [job] and all others have their own names there.
 FLAGS: dict[tuple[str, str], str] = {
     ("data", "files"): "data", ("evaluate", "command"): "evaluate", ("evaluate", "every"): "evaluate_every", ("result", "dir"): "result",
+    ("checkpoint", "dir"): "checkpoint_dir", ("checkpoint", "every"): "checkpoint_every", ("checkpoint", "keep"): "checkpoint_keep",
 }  # fmt: skip
 _KINDS = {"str": "a text", "int": "a whole number", "float": "a number", "list": "a list", "bool": "true or false"}
 
@@ -52,6 +55,7 @@ class Description(NamedTuple):
     evaluate: dict[str, Any]
     stop: dict[str, Any]
     result: dict[str, Any]
+    checkpoint: dict[str, Any]
 
 
 def describe(file: Mapping[str, Any], file_name: str, flags: Mapping[str, Any]) -> Description:
@@ -70,7 +74,7 @@ def describe(file: Mapping[str, Any], file_name: str, flags: Mapping[str, Any]) 
 
     tables = [Entry(_checked(item, TABLE_KEYS, f"{file_name}, [[table]]"), file_name) for item in _list(file, "table", file_name)]
     tables += [Entry(parse_table(text), "--table") for text in flags.get("tables") or ()]
-    return Description(merged["job"], groups, command, tables, merged["data"], merged["evaluate"], merged["stop"], merged["result"])
+    return Description(merged["job"], groups, command, tables, merged["data"], merged["evaluate"], merged["stop"], merged["result"], merged["checkpoint"])
 
 
 def _merged(section: str, written: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,21 +22,18 @@ from .plan import NAMES_MAX, RunPlan
 from .questions import Questions
 from .referee import Referee
 from .saving import Saver
+from .signalled import CLOSING, CONNECTING, DONE, ENDING, JUDGING, REGISTERING, SAVING, SIGKILL, TRAINING, Interrupted
 from .summary import summary
 from .watch import Watch
-from .worker import ENDED, HELD, MAKING, RUNNING, STARTING
+from .worker import ENDED, HELD, IDLE, MAKING, RUNNING, STARTING
 
-CONNECTING, REGISTERING, TRAINING, ENDING, JUDGING, SAVING, CLOSING, DONE = (
-    "connecting", "registering", "training", "ending", "judging", "saving", "closing", "done",
-)  # fmt: skip
-SIGKILL, SIGTERM = 9, 15
-EX_WORLD, EX_USAGE, EX_NO_CLUSTER, EX_TEMPFAIL = 1, 2, 69, 75
+EX_WORLD, EX_USAGE, EX_NO_CLUSTER, EX_TEMPFAIL, EX_STOPPED = 1, 2, 69, 75, 143
 STARTING_FACTOR = 4
 UNHEARD = 3  # polls; an agent that leaves more of them unanswered is stopped, or drowns
 REASON_MAX = 500  # characters of a reason that go to the master
 
 
-class RunMachine:
+class RunMachine(Interrupted):
     """One run of one job on one host.
 
     `logs` is where the workers' output is kept, for the sentences; `rescue` the directory that takes the result when
@@ -65,7 +62,7 @@ class RunMachine:
         self._unheard = 0  # polls that found the last one unanswered
         self._kill_us: int | None = None
         self._patience_us: int | None = None  # an end does not wait for ever for somebody's word
-        self._signals = 0
+        self.interrupted()
         self._handlers: dict[type[Any], Callable[[Any, int], list[Any]]] = {
             e.AgentUp: self._on_agent_up, e.AgentDown: self._on_agent_down, e.ClusterDown: self._on_cluster_down, e.Answer: self._on_answer,
             e.AgentNews: self._on_news, e.ClusterNews: self._on_cluster_news, e.Signalled: self._on_signalled,
@@ -76,7 +73,7 @@ class RunMachine:
         }  # fmt: skip
         self._answers: dict[str, Callable[..., list[Any]]] = {
             "register": self._registered_as, "standing": self._stood, "export": self._on_saving, "end": self._ended, "stop": referee.stopped,
-            "model": referee.exported, "attach": crew.attached, "opened": crew.opened, "exited": crew.left,
+            "model": referee.exported, "checkpoint": self._checkpointed, "attach": crew.attached, "opened": crew.opened, "exited": crew.left,
         }  # fmt: skip
 
     @property
@@ -106,6 +103,7 @@ class RunMachine:
             out += self._poll(now_us)
         if self._patience_us is not None and now_us >= self._patience_us:
             out += self._lose_patience(now_us)
+        out += self._wait_no_longer(now_us)
         if self.phase == TRAINING:
             out += self.referee.on_time(now_us)
         if self.phase != DONE and self.watch.due(now_us):
@@ -118,7 +116,7 @@ class RunMachine:
         if self.phase == DONE:
             return None
         rule_us = self.referee.due_us if self.phase == TRAINING else None
-        times = (self._gone_us, self._kill_us, self._poll_us, self._patience_us, rule_us, self.watch.due_us)
+        times = (self._gone_us, self._kill_us, self._poll_us, self._patience_us, rule_us, self.watch.due_us, self._save_us)
         return min(t for t in times if t is not None)
 
     def check(self) -> None:
@@ -204,7 +202,7 @@ class RunMachine:
         spec = event.fields.get("spec") or {}  # as the cluster has it: it has chosen what was left open
         copies = int(spec.get("copies") or 1)
         line = e.Tell("info" if copies > 1 else "detail", words.copies_line(copies, int(spec.get("min_insync") or 1)))
-        return [told, line, *(self.crew.attach(worker) for worker in self.crew.workers)]
+        return [told, line, *(self.crew.attach(worker) for worker in self.crew.which(IDLE))]
 
     def _on_news(self, event: e.AgentNews, now_us: int) -> list[Any]:
         news = event.document
@@ -218,7 +216,7 @@ class RunMachine:
             failed = self.saver.nobody_has_it(reason) + self._saved(now_us) if self.phase == SAVING else []
             return [Verdict(LOST, text, EX_WORLD), *failed]
         if state in (STOPPED, FAILED) and self.phase not in (SAVING, CLOSING):
-            exit_code = 128 + SIGTERM if state == STOPPED else EX_WORLD
+            exit_code = EX_STOPPED if state == STOPPED else EX_WORLD
             what = "was stopped from outside" if state == STOPPED else "has failed"
             return [Verdict(LOST, f"the job {what}: {reason or 'no reason was given'}", exit_code)]
         return []
@@ -227,30 +225,6 @@ class RunMachine:
         return [Verdict(LOST, event.text, EX_WORLD)] if event.fatal else [e.Tell("warn", event.text)]
 
     # -- the end --------------------------------------------------------------------------------------------------------
-
-    def _on_signalled(self, event: e.Signalled, now_us: int) -> list[Any]:
-        self._signals += 1
-        name = words.signal_name(event.signum)
-        running = self.crew.which(RUNNING)
-        if self._signals > 1:
-            told, cleared = self.saver.cut()
-            self.verdict = Verdict(STOPPED, f"{name} again: ended at once{told}", 128 + event.signum)
-            killed = [e.Signal(worker.number, worker.gen, SIGKILL) for worker in running]
-            return [*killed, e.Tell("error", self.verdict.reason), *cleared, *self._finish(now_us)]
-        if self.phase in (JUDGING, SAVING, CLOSING):
-            return self._signalled_late(name, event.signum, now_us)
-        grace = f" (SIGKILL after {words.span(self.plan.grace_us)})" if running else ""
-        text = f"{name}: stopping the workers{grace}, then saving the result; once more ends at once"
-        return [e.Tell("info", text), Verdict(STOPPED, f"stopped by {name}", 128 + event.signum)]
-
-    def _signalled_late(self, name: str, signum: int, now_us: int) -> list[Any]:
-        """All workers have ended: the result is saved as it would have been, but a run that got SIGTERM never ends with 0."""
-        assert self.verdict
-        text = f"{name}: all workers have ended already, this is the rest; once more ends at once"
-        if signum == SIGTERM and self.verdict.exit_code == 0:
-            self.verdict = self.verdict._replace(exit_code=128 + SIGTERM, reason=f"{self.verdict.reason}; {name} came before the end was saved")
-            text += f" (exit code {self.verdict.exit_code}: that of {name})"
-        return [e.Tell("info", text), *(self._give_up_judging(now_us) if self.phase == JUDGING else [])]
 
     def _end(self, verdict: Verdict, now_us: int) -> list[Any]:
         """Begin the end, once: the first reason stands, except that a lost job explains why a program failed."""
@@ -302,7 +276,7 @@ class RunMachine:
             return self._settle([Verdict(FAILED, text, words.exit_code(status), f"worker {held[0].number}")], now_us)
         if not self.verdict and all(worker.unplugged for worker in self.crew.workers):
             self.verdict = Verdict(FAILED, "every worker was unplugged from outside: its channel is gone", EX_WORLD)
-        self.verdict = self.verdict or Verdict(FINISHED, self.referee.ended_by() or "all workers have finished", 0)
+        self.verdict = self.verdict or Verdict(FINISHED, self.referee.ended_by() or "all workers have finished", self._least_code())
         return self._judge_last(now_us)
 
     def _judge_last(self, now_us: int) -> list[Any]:

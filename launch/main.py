@@ -110,6 +110,8 @@ class Run:
         for signum in SIGNALS:
             if signal.getsignal(signum) != signal.SIG_IGN:  # nohup, or a background job of a script
                 self.loop.add_signal_handler(signum, self.on_signal, signum)
+        if signal.getsignal(signal.SIGUSR1) != signal.SIG_IGN:
+            self.loop.add_signal_handler(signal.SIGUSR1, self._feed, e.Signalled(signal.SIGUSR1))
         self.screen.on_room(lambda: self.loop.call_soon_threadsafe(self._resume))
         try:
             self.link.start()

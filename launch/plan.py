@@ -23,6 +23,7 @@ from .data import DATA, Data, check_commands, fill_word, parse_data
 from .export import DEFAULT, check_names, parse_formats
 from .jobfile import Description, describe
 from .rules import Rules, parse_rules
+from .saves import Saves, parse_saves
 from .tables import table_of
 
 RESULT_DIR = "plugml-runs/{job}"
@@ -64,6 +65,7 @@ class RunPlan:
     rules: Rules = field(default=Rules())
     formats: tuple[str, ...] = DEFAULT  # of the result
     notes: tuple[str, ...] = field(default=())  # said once at the start
+    saves: Saves = field(default=Saves())
 
     @property
     def workers(self) -> int:
@@ -129,6 +131,17 @@ class RunPlan:
     def renamed(self, name: str) -> RunPlan:
         return replace(self, spec=replace(self.spec, name=name))
 
+    @property
+    def checkpoints(self) -> str:
+        """Directory of the checkpoints, absolute."""
+        return self.saves.root(self.result, self.directory)
+
+    def with_checkpoints(self, first: int) -> RunPlan:
+        """The job knows where its checkpoints go; `first` is the number of the first one."""
+        saves = self.saves
+        spec = replace(self.spec, checkpoint_dir=self.checkpoints, checkpoint_every=saves.every, checkpoint_keep=saves.keep, checkpoint_first=first)
+        return replace(self, spec=spec)
+
     def with_settings(self, **settings: Any) -> RunPlan:
         """The job carries what only launchers read back; a random `run` among it keeps equal jobs apart."""
         return replace(self, spec=replace(self.spec, settings={**self.spec.settings, **settings}))
@@ -155,7 +168,7 @@ def make_plan(file: Mapping[str, Any], file_name: str, flags: Mapping[str, Any],
     plan = RunPlan(
         spec, commands, bool(job.get("name")), directory, job.get("cluster", ""), servers, said.result.get("dir") or RESULT_DIR,
         _ok_exit(job.get("ok_exit", ())), _grace_us(job.get("grace", GRACE_S)), job.get("stdin", ""), torch, variables,
-        bool(job.get("private_dir")), data, rules, formats,
+        bool(job.get("private_dir")), data, rules, formats, saves=parse_saves(said.checkpoint),
     )  # fmt: skip
     return replace(plan, notes=tuple(_notes(plan)))
 

@@ -14,12 +14,14 @@ import os
 import secrets
 import signal
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ..core.errors import PlugmlError, UsageError
+from ..runtime import checkpoints
 from ..runtime.descriptors import fill_standard
 from ..shm_protocol.root import check_place
-from . import datafiles, discovery, host, words
+from . import datafiles, discovery, host, resume, words
 from .check import Room, check_document, check_lines
 from .discovery import ClusterFile
 from .environment import thread_note
@@ -27,6 +29,7 @@ from .guard import Guard
 from .main import SIGNALS, Options, Run
 from .plan import RunPlan
 from .result import Place, claim, would_claim
+from .saves import NEVER
 
 
 class EarlyEndError(PlugmlError):
@@ -49,6 +52,8 @@ class Early:
         for signum in SIGNALS:
             if signal.getsignal(signum) != signal.SIG_IGN:
                 signal.signal(signum, self._note)
+        if signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL:
+            signal.signal(signal.SIGUSR1, lambda signum, frame: None)  # there is nothing yet of which to make a checkpoint
 
     def _note(self, signum: int, _frame: object) -> None:
         self.signum = self.signum or signum
@@ -66,7 +71,8 @@ class Early:
 def check_run(plan: RunPlan, options: Options, environ: Mapping[str, str]) -> int:
     """`--check`: look at everything, say what would happen, start nothing.  Raises `PlugmlError`."""
     plan, room = look_around(plan, environ)
-    plan = would_claim(plan)
+    plan, told = resume.resolve(plan)
+    plan = would_claim(replace(plan, notes=(*plan.notes, *told)))
     datafiles.check_folder(plan.data, Path(plan.result))
     if not plan.cluster:
         file, _note = cluster_of(plan, environ)
@@ -99,11 +105,15 @@ def run_plan(plan: RunPlan, options: Options, environ: Mapping[str, str]) -> int
     notes = ["" if plan.stdin else host.stdin_note(0)]
     plan, _room = look_around(plan, environ)
     early.check()
+    plan, told = resume.resolve(plan)
+    notes += told
     guard = Guard.start()
     loop = asyncio.new_event_loop()
     try:
         file, note = cluster_of(plan, environ)
         plan, place = claim(plan)
+        plan, told = with_checkpoints(plan)
+        notes += told
         try:
             plan, told = _with_input(plan, place, early)
             run = Run(_signed(plan, place), options, environ, place, file.root, loop, guard)
@@ -113,6 +123,15 @@ def run_plan(plan: RunPlan, options: Options, environ: Mapping[str, str]) -> int
     finally:
         loop.close()
         guard.close()
+
+
+def with_checkpoints(plan: RunPlan) -> tuple[RunPlan, list[str]]:
+    """The plan with numbers above all that its directory of checkpoints has, and what must be said of those."""
+    known = checkpoints.numbers(Path(plan.checkpoints))
+    told = []
+    if known and not plan.spec.resume and plan.saves.resume == NEVER:
+        told.append(f"{plan.checkpoints} has checkpoints of an earlier run, which give way to those of this one; --resume auto would go on from them")
+    return plan.with_checkpoints(max(known, default=0) + 1), told
 
 
 def _with_input(plan: RunPlan, place: Place, early: Early) -> tuple[RunPlan, list[str]]:

@@ -31,6 +31,7 @@ WAITS = {
     "model": "waiting for the tables' values, to evaluate them",
     "judging": "waiting for the last evaluation",
     "stop": "waiting for the clock to hear that the run ends",
+    "checkpoint": "waiting for a checkpoint, which is made behind the next clock that is closed",
     "end": "waiting for a master to note the job's end",
 }
 

@@ -75,7 +75,7 @@ def node_row(life: Life, now_us: int) -> dict[str, Any]:
     record = life.record
     return {
         "node": record.name, "role": record.role, "host": record.host, "pid": record.pid, "endpoint": record.endpoint,
-        "build": record.build, "state": life.state, "why": life.why, "age_us": now_us - life.last_us,
+        "build": record.build, "state": life.state, "why": life.why or life.unreached, "age_us": now_us - life.last_us,
         "known_us": now_us - life.since_us, "token": life.token, "counters": {} if life.state == DEAD else dict(life.counters),
     }  # fmt: skip
 

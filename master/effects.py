@@ -26,6 +26,20 @@ class StoreRead(NamedTuple):
     number: int = 0
 
 
+class Reach(NamedTuple):
+    """See whether this server can be called from here, where it says that it is.  Answered by Unreached, or not at all."""
+
+    node: str
+    endpoint: str
+
+
+class Unreached(NamedTuple):
+    """It cannot; `text` names both ends."""
+
+    node: str
+    text: str
+
+
 class StoreDone(NamedTuple):
     """What became of a StoreCas or StoreRead.
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from zlib import crc32
 
+from ..core.addresses import is_tcp
 from ..core.effects import Disconnect, Log, Send
 from ..core.errors import Code, RequestError
 from ..core.limits import Limits
@@ -20,7 +21,7 @@ from ..wire import messages as m
 from . import decisions, orders, saves, words
 from .catalog import NodeRecord, State, node_id, pack
 from .decisions import ENDINGS, Outcome
-from .effects import StoreDone
+from .effects import Reach, StoreDone, Unreached
 from .gone import removed_map
 from .ledger import Change, Ledger, Released
 from .membership import ALIVE, Membership
@@ -65,7 +66,7 @@ class MasterMachine:
         self._handlers: dict[type[Any], Callable[[str, Any, int], list[Any]]] = {
             m.Register: self._on_register, m.Beat: self._on_beat, m.JobAsk: self._on_job_ask,
             m.AttachAsk: self._on_attach_ask, m.MapAsk: self._on_map_ask, m.JobEnd: self._on_job_end,
-            m.NodeExit: self._on_node_exit, m.SeatAsk: self._on_seat_ask, m.Admin: self._on_admin,
+            m.NodeExit: self._on_node_exit, m.SeatAsk: self._on_seat_ask, m.Admin: self._on_admin, Unreached: self._on_unreached,
             m.SaveEnd: lambda sender, ask, now_us: self._submit(("save", sender, ask), lambda state: saves.note(state, sender, ask)),
         }  # fmt: skip
 
@@ -188,7 +189,15 @@ class MasterMachine:
         if record.role == "server":
             self.to_mend = True
             effects += self._ask_again(now_us)
+            effects += [Reach(sender, ask.endpoint)] if is_tcp(ask.endpoint) else []
         return effects
+
+    def _on_unreached(self, sender: str, told: Unreached, now_us: int) -> list[Any]:
+        life = self.members.lives.get(node_id(told.node))
+        if life is None or life.record.name != told.node:
+            return []
+        life.unreached = told.text
+        return [Log("unreached", {"node": told.node, "why": told.text})]
 
     def _on_beat(self, sender: str, beat: m.Beat, now_us: int) -> list[Any]:
         known, effects = self.members.beat(sender, beat.token, beat.counters, now_us)

@@ -13,6 +13,7 @@ from ..runtime.node import Node, run_node
 from .effects import LEADER_KEY, OK, UNKNOWN, StoreCas, StoreDone, StoreRead
 from .etcd import EtcdStore, Unsure
 from .machine import MasterMachine
+from .reach import CallBack
 from .rival import RivalMaster
 from .store import SqliteStore, StateStore
 
@@ -42,6 +43,7 @@ def run_master(
 
     def make(node: Node) -> MasterMachine | RivalMaster:
         incarnation = f"{node.draw(0, 0xFFFFFFFF):08x}"
+        CallBack(node, trust)
         if store == SQLITE:
             StoreThreads(node, SqliteStore(state / DATABASE))
             return MasterMachine(id_, incarnation, cluster, limits, servers, copies)

@@ -25,7 +25,7 @@ BEATS_OF_A_HOLDER = 3  # so many beats of the holder, and the newcomer is a seco
 class Life:
     """One incarnation as seen from here."""
 
-    __slots__ = ("record", "state", "why", "ended", "last_us", "since_us", "token", "counters")
+    __slots__ = ("record", "state", "why", "ended", "last_us", "since_us", "token", "counters", "unreached")
 
     def __init__(self, record: NodeRecord, state: str, now_us: int) -> None:
         self.record = record
@@ -36,6 +36,7 @@ class Life:
         self.since_us = now_us
         self.token = 0
         self.counters: dict[str, int] = {}
+        self.unreached = ""  # why others cannot call it, as far as that was tried
 
 
 class Candidate:

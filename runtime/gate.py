@@ -19,7 +19,7 @@ import zmq
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
-from ..wire.roles import CALLERS, is_concerned, may_be, role_of_key, role_of_name
+from ..wire.roles import CALLERS, MASTER, is_concerned, may_be, role_of_key, role_of_name
 from .keys import Keys
 from .line import Socket
 from .sockets import DOMAIN
@@ -65,7 +65,7 @@ class Gate:
         self._keys = keys
         self._log = log
         self._on_change = on_change
-        self._callers = CALLERS.get(role_of_name(name), frozenset())
+        self._callers = CALLERS.get(role_of_name(name), frozenset()) | {MASTER}  # which sees whether we can be reached
         self._told: set[tuple[str, ...]] = set()
         self._watched: dict[Socket, Watched] = {}
         self._trouble = ""

@@ -43,7 +43,6 @@ class Sockets:
 
     def dealer(self, node: str, endpoint: str) -> Socket:
         """Leads to `node`.  Raises `KeysError` if there is no key for it, `zmq.ZMQError` for an endpoint that is none."""
-        public = self._public_of(node, endpoint)
         socket = self._socket(zmq.DEALER)
         try:
             socket.set(zmq.IPV6, int("[" in endpoint))  # else a name is looked up as it is usual
@@ -51,9 +50,7 @@ class Sockets:
             low, high = LOCAL_RECONNECT_MS if endpoint.startswith("ipc:") else RECONNECT_MS
             socket.set(zmq.RECONNECT_IVL, low)
             socket.set(zmq.RECONNECT_IVL_MAX, high)
-            if public:
-                assert self._trust.keys is not None
-                call_with_keys(socket, self.name, self._trust.keys.pair.public, self._trust.keys.pair.secret, public)
+            proven_caller(socket, self.name, node, endpoint, self._trust)
             socket.connect(endpoint)
         except BaseException:
             socket.close(linger=0)
@@ -62,24 +59,7 @@ class Sockets:
 
     def is_proven(self, node: str, endpoint: str) -> bool:
         """Whether who speaks at this endpoint has to prove that it is `node`."""
-        trust = self._trust
-        return is_tcp(endpoint) and trust.keys is not None and not (trust.plain_data and role_of_name(node) == SERVER)
-
-    def _public_of(self, node: str, endpoint: str) -> str:
-        """The key that `node` must have, "" where it needs none."""
-        if not is_tcp(endpoint):
-            return ""
-        keys = self._trust.keys
-        if keys is None:
-            if not self._trust.insecure:
-                raise KeysError(f"{node} is called over TCP, and this node has no keys: {ADVICE}")
-            return ""
-        if not self.is_proven(node, endpoint):
-            return ""
-        public = keys.public_of(node)
-        if not public:
-            raise KeysError(f"there is no key of {node} in {keys.directory}: make it by `plugml keygen`, and copy the roster here")
-        return public
+        return must_prove(node, endpoint, self._trust)
 
     def router(self) -> Socket:
         """For `listen`."""
@@ -141,6 +121,23 @@ class Sockets:
         socket.set(zmq.TCP_KEEPALIVE_INTVL, 5)
         socket.set(zmq.TCP_KEEPALIVE_CNT, 3)
         return socket
+
+
+def must_prove(node: str, endpoint: str, trust: Trust) -> bool:
+    return is_tcp(endpoint) and trust.keys is not None and not (trust.plain_data and role_of_name(node) == SERVER)
+
+
+def proven_caller(socket: Socket, name: str, node: str, endpoint: str, trust: Trust) -> None:
+    """Before the socket of node `name` connects to `node`: give it the keys that are needed there.  Raises `KeysError`."""
+    keys = trust.keys
+    if is_tcp(endpoint) and keys is None and not trust.insecure:
+        raise KeysError(f"{node} is called over TCP, and this node has no keys: {ADVICE}")
+    if keys is None or not must_prove(node, endpoint, trust):
+        return
+    public = keys.public_of(node)
+    if not public:
+        raise KeysError(f"there is no key of {node} in {keys.directory}: make it by `plugml keygen`, and copy the roster here")
+    call_with_keys(socket, name, keys.pair.public, keys.pair.secret, public)
 
 
 def call_with_keys(socket: Socket, name: str, public: str, secret: str, theirs: str) -> None:

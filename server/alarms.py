@@ -12,7 +12,7 @@ from .replica import Replica
 
 class Alarms:
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Replica]] = []
+        self.heap: list[tuple[int, int, Replica]] = []  # (when, number, copy), the next one first
         self._number = 0  # tells those of one time apart
 
     def set(self, replica: Replica) -> None:
@@ -21,18 +21,14 @@ class Alarms:
         if due_us is not None and (replica.alarm_us is None or due_us < replica.alarm_us):
             replica.alarm_us = due_us
             self._number += 1
-            heapq.heappush(self._heap, (due_us, self._number, replica))
-
-    @property
-    def due_us(self) -> int | None:
-        return self._heap[0][0] if self._heap else None
+            heapq.heappush(self.heap, (due_us, self._number, replica))
 
     def take(self, now_us: int) -> list[Replica]:
         """The copies that are due; each is to be `set` again once it was called."""
         due: list[Replica] = []
         put_off: list[Replica] = []
-        while self._heap and self._heap[0][0] <= now_us:
-            at_us, _, replica = heapq.heappop(self._heap)
+        while self.heap and self.heap[0][0] <= now_us:
+            at_us, _, replica = heapq.heappop(self.heap)
             if replica.gone or replica.alarm_us != at_us:
                 continue  # another alarm stands for it
             replica.alarm_us = None

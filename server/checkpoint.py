@@ -142,6 +142,8 @@ class Checkpoints:
 
     @property
     def due_us(self) -> int | None:
+        if not self._attempts:
+            return None
         return min((attempt.due_us for attempt in self._attempts.values() if attempt.phase == WRITING), default=None)
 
     def on_time(self, jobs: dict[int, Hosted], now_us: int) -> list[Any]:

@@ -57,6 +57,14 @@ class Load(NamedTuple):
         return at_once, waiting
 
 
+class Taken(NamedTuple):
+    """What was read of a message that becomes an entry: its numbers, what they are for, and room for rows that are new."""
+
+    load: Load
+    holders: list[Holder]
+    room: Room | None
+
+
 class Prepared(NamedTuple):
     """What applying an entry will do: states to swap in, rows to step, numbers to keep for a close."""
 

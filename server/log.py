@@ -11,14 +11,15 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from .contents import Load, Room
+from .contents import Taken
 
 
 class Entry(NamedTuple):
     """`version` is its position, `origin` the node that sent its message; `upto` counts the log's bytes to its end.
 
     `made` is the epoch in which it was appended first: (version, made) never name two entries, since an epoch has one
-    primary, which gives a position once.  `load` is what was read of the message when the range stood at `seen`, for whoever need not read it again.
+    primary, which gives a position once.  `taken` is what was read of it when the range stood at `seen`, for whoever need
+    not read it again.
     """
 
     version: int
@@ -27,8 +28,7 @@ class Entry(NamedTuple):
     nbytes: int
     upto: int
     made: int = 0
-    load: Load | None = None
-    room: Room | None = None
+    taken: Taken | None = None
     seen: int = -1
 
 
@@ -43,11 +43,11 @@ class Log:
         self.written = 0  # bytes of all entries that were ever here
 
     def append(
-        self, origin: str, message: Any, nbytes: int, made: int = 0, load: Load | None = None, room: Room | None = None, seen: int = -1
+        self, origin: str, message: Any, nbytes: int, made: int = 0, taken: Taken | None = None, seen: int = -1
     ) -> Entry:
         self.last += 1
         self.written += nbytes
-        entry = Entry(self.last, origin, message, nbytes, self.written, made, load, room, seen)
+        entry = Entry(self.last, origin, message, nbytes, self.written, made, taken, seen)
         self.entries.append(entry)
         return entry
 

@@ -50,7 +50,7 @@ class ServerMachine(SaveTraffic):
     def on_message(self, sender: str, message: Any, now_us: int) -> list[Any]:
         """Whatever a server is sent.  A peer that breaks the protocol is logged, and nothing of its message is done."""
         self._begin(now_us)
-        if self._turns.busy and type(message) not in _AT_ONCE:
+        if self._turns.queue and self._turns.busy and type(message) not in _AT_ONCE:
             if not sender or len(self._later) < self._limits.parked_max:  # more are as if lost: peers ask again
                 self._later.append((sender, message))
         else:
@@ -59,7 +59,7 @@ class ServerMachine(SaveTraffic):
 
     def _begin(self, now_us: int) -> None:
         self._memory.begin_event()
-        self._turns.begin_event()
+        self._turns.left_bytes = self._limits.turn_bytes
         self._now_us = now_us
 
     def _do(self, sender: str, message: Any) -> None:
@@ -95,21 +95,22 @@ class ServerMachine(SaveTraffic):
         due_us = self.link.deadline_us()
         if self._turns.busy:
             return due_us
-        alarm_us = self._alarms.due_us
-        if alarm_us is not None and alarm_us < due_us:
-            due_us = alarm_us
+        alarms = self._alarms.heap
+        if alarms and alarms[0][0] < due_us:
+            due_us = alarms[0][0]
         save_us = self.checkpoints.due_us
         return due_us if save_us is None or due_us < save_us else save_us
 
     def _finish(self) -> list[Any]:
         """What we told ourselves is done in the same event, then what came while a range was busy."""
-        while (self._own or self._later) and not self._turns.busy:
+        turns = self._turns
+        while (self._own or self._later) and not turns.busy:
             if self._own:
                 message = self._own.popleft()
                 self._handlers[type(message)](self.name, message)
             else:
                 self._do(*self._later.popleft())
-        if self._turns.wants_turn():
+        if turns.queue and turns.wants_turn():
             self._effects.append(Turn())
         effects, self._effects = self._effects, []
         return effects

@@ -14,7 +14,7 @@ clock's range, the clock.  Refuses to know who else has copies and ranges, and w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Union
+from typing import Any, Union
 from zlib import crc32
 
 from ..core.effects import Effects, Send
@@ -26,7 +26,7 @@ from ..wire import messages as m
 from .admission import check_push
 from .blocks import Blocks, Scalars, Slices, whole
 from .clock import ClockMachine
-from .contents import NOTHING, Contents, Holder, Load, Prepared, Room
+from .contents import NOTHING, Contents, Holder, Load, Prepared, Taken
 from .dump import Dump, Layout, check_shapes
 from .effects import Cut, JobFailed, Reached
 from .holding import Facts, Holding
@@ -43,14 +43,7 @@ from .underway import Underway
 _NO_CHANGE = Prepared([], [], NOTHING)
 
 
-class Taken(NamedTuple):
-    """A message that becomes an entry: what was read of it."""
-
-    load: Load
-    room: Room | None
-
-
-_PLAIN = Taken(NOTHING, None)
+_PLAIN = Taken(NOTHING, [], None)
 Verdict = Union[Taken, Effects]
 
 
@@ -114,7 +107,7 @@ class RangeMachine(Reads):
             if staged and components[0].clock > max(self.closed, self.underway.closed) + 1:
                 return []  # too early to keep: the agent sends it again, when the clocks before it may have closed
             self._check(components, holders, staged)
-            return Taken(load, self.contents.admit(load) if load.groups else None)
+            return Taken(load, holders, self.contents.admit(load) if load.groups else None)
         except RequestError as refusal:
             return [Send(sender, self._refuse(refusal, *component[:3])) for component in components]
 
@@ -165,7 +158,7 @@ class RangeMachine(Reads):
             self.contents.check_offer(load)
         except RequestError as refusal:
             return [Send(sender, self._refuse(refusal, m.NOBODY, 0, init.claim))]
-        return Taken(load, None)
+        return Taken(load, [], None)
 
     def _on_close(self, sender: str, close: m.Close) -> Verdict:
         """Close exactly the next clock: an earlier one is a repeat, a later one comes again."""
@@ -213,9 +206,9 @@ class RangeMachine(Reads):
     def _apply_push(self, entry: Entry, leads: bool) -> Slices[list[Any]]:
         push: m.Push = entry.message
         components = push.components
-        load, room = entry.load, entry.room
+        taken = entry.taken
         try:
-            if load is None or entry.seen + 1 != entry.version:  # others came between, or it was considered elsewhere
+            if taken is None or entry.seen + 1 != entry.version:  # others came between, or it was considered elsewhere
                 looks = [self.streams.look(component) for component in components]
                 if looks.count(NEXT) != len(looks):
                     self._fold(entry, "passed over", _NO_CHANGE)
@@ -223,9 +216,9 @@ class RangeMachine(Reads):
                 load = self.contents.read(push.segments, push.payload)
                 holders = load.holders()
                 self._check(components, holders, any([holder.staged for holder in holders]))
-                room = self.contents.buckets.wanted(load.groups) if load.groups else None
-            scalars = self._scalars(components, load.holders())
-            prepared = yield from self.contents.prepare(load, scalars, room)
+                taken = Taken(load, holders, self.contents.buckets.wanted(load.groups) if load.groups else None)
+            scalars = self._scalars(components, taken.holders)
+            prepared = yield from self.contents.prepare(taken.load, scalars, taken.room)
         except RequestError as refusal:
             return self._come_to_nothing(entry, refusal, leads)
 
@@ -233,7 +226,8 @@ class RangeMachine(Reads):
         newer = self.streams.take(components)
         yield from self.contents.apply(prepared)
         yield from self._take_push(entry, scalars, prepared.staged)
-        self._fold(entry, components, prepared)
+        if self.marking:
+            self._fold(entry, components, prepared)
         return self._took_push(entry.origin, components, newer) if leads else []
 
     def _come_to_nothing(self, entry: Entry, why: RequestError, leads: bool) -> list[Any]:
@@ -294,7 +288,8 @@ class RangeMachine(Reads):
         self._staging.drop(close.clock)
         self.closed = close.clock + 1
         self.contents.closed(self.closed)
-        self._fold(entry, close[3:], prepared)
+        if self.marking:
+            self._fold(entry, close[3:], prepared)
         if not leads:
             return []
         effects: list[Any] = [Reached(self.job, self.number, (m.Close, self.closed)), *([self.cut(close.save)] if close.save else [])]
@@ -306,7 +301,7 @@ class RangeMachine(Reads):
             self._fold(entry, "passed over", _NO_CHANGE)
             return []
         try:
-            load = entry.load if entry.load is not None else self.contents.read(init.segments, init.payload)
+            load = entry.taken.load if entry.taken is not None else self.contents.read(init.segments, init.payload)
             prepared = self.contents.offer(load)
         except RequestError as refusal:  # of numbers that the primary found good it can only be memory
             raise NoRoom(refusal) from None
@@ -329,7 +324,8 @@ class RangeMachine(Reads):
     def _apply_to_clock(self, entry: Entry, now_us: int) -> list[Any]:
         message = entry.message
         assert self.clock is not None
-        self._fold(entry, message[3:], _NO_CHANGE)
+        if self.marking:
+            self._fold(entry, message[3:], _NO_CHANGE)
         if type(message) is m.CloseAck:
             self.clock.outbox.settle(message.closed)
             return []

@@ -19,10 +19,11 @@ from ..core.limits import Limits
 from ..wire import messages as m
 from .blocks import Slices, whole
 from .clock import ClockMachine
+from .contents import Taken
 from .dump import Dump
 from .effects import AskSeat
 from .log import Entry, Log, payload_bytes
-from .range import NoRoom, RangeMachine, Taken
+from .range import NoRoom, RangeMachine
 from .replica_clock import consider
 from .replica_follow import BrokenCopy, Follow
 from .replica_lead import Lead
@@ -133,7 +134,7 @@ class Replica:
     def _at_once(self, sender: str, message: Any, taken: Taken, now_us: int) -> list[Any]:
         """The only copy, and nothing waits: the entry is committed and applied as it is appended."""
         log, held = self.log, self.range
-        entry = Entry(log.last + 1, sender, message, 0, log.written, self.seat.epoch, taken.load, taken.room, log.last)
+        entry = Entry(log.last + 1, sender, message, 0, log.written, self.seat.epoch, taken, log.last)
         effects: list[Any]
         try:
             self._work = held.apply(entry, True, now_us)
@@ -141,7 +142,7 @@ class Replica:
         except NoRoom as error:
             effects = held.void(entry, error.why)
         if self._work is not None:  # it is large: the rest in turns
-            log.append(sender, message, payload_bytes(message), self.seat.epoch, taken.load, taken.room, log.last)
+            log.append(sender, message, payload_bytes(message), self.seat.epoch, taken, log.last)
             log.committed = log.last
             return effects
         log.pass_by()
@@ -157,8 +158,7 @@ class Replica:
         verdict = self.range.consider(sender, message)
         if type(verdict) is not Taken:
             return False, verdict
-        seen = self.range.version
-        entry = self.log.append(sender, message, payload_bytes(message), self.seat.epoch, verdict.load, verdict.room, seen)
+        entry = self.log.append(sender, message, payload_bytes(message), self.seat.epoch, verdict, self.range.version)
         return True, self._appended(entry, now_us)
 
     def on_clock(self, sender: str, message: Any, now_us: int) -> Effects:
@@ -324,8 +324,8 @@ class Replica:
     @property
     def due_us(self) -> int | None:
         """When `on_time` is to be called."""
-        if self.alone and self.clock is None:
-            return None
+        if self.alone:
+            return self.clock.outbox.due_us if self.clock is not None and self.serves else None
         part = self.part
         due_us = part.due_us if isinstance(part, (Lead, Learn)) and not self.stuck else None
         if self.serves and self.clock is not None:

@@ -82,7 +82,7 @@ class Traffic:
 
     def _after(self, replica: Replica) -> None:
         """A copy was spoken to: what is committed now is applied, and its next alarm stands."""
-        if replica.ready:
+        if replica.log.applied < replica.log.committed and not replica.stuck:
             self._go_on(replica)
         self._alarms.set(replica)
 
@@ -122,7 +122,8 @@ class Traffic:
             self._warmth.keep(sender, message)
         elif replica.serves:
             self._emit(replica.on_message(sender, message, self._now_us))
-            self._after(replica)
+            if not replica.alone or replica.log.applied < replica.log.last:
+                self._after(replica)
 
     def _refuse_all(self, sender: str, message: Any, hosted: Hosted, code: Code, text: str) -> None:
         """Every request for numbers that cannot be here is told so."""

@@ -21,18 +21,14 @@ _SOME = 16  # entries of one copy before the next one has its turn
 class Turns:
     def __init__(self, turn_bytes: int, emit: Callable[[list[Any]], None]) -> None:
         self.turning = False  # a Turn is on its way back
-        self._queue: deque[Replica] = deque()
-        self._turn_bytes = turn_bytes
-        self._left_bytes = turn_bytes
+        self.queue: deque[Replica] = deque()
+        self.left_bytes = turn_bytes  # of this event; whoever begins one sets it anew
         self._emit = emit
-
-    def begin_event(self) -> None:
-        self._left_bytes = self._turn_bytes
 
     def apply(self, replica: Replica, now_us: int) -> None:
         """Now, as far as this event may; the rest later."""
-        if not (replica.queued or replica.suspended) and self._left_bytes > 0:
-            self._left_bytes, effects = replica.apply(self._left_bytes, _MANY, now_us)
+        if not (replica.queued or replica.suspended) and self.left_bytes > 0:
+            self.left_bytes, effects = replica.apply(self.left_bytes, _MANY, now_us)
             self._emit(effects)
         if replica.ready:
             self.later(replica)
@@ -41,19 +37,19 @@ class Turns:
         if not replica.queued:
             replica.queued = True
             if replica.suspended:
-                self._queue.appendleft(replica)
+                self.queue.appendleft(replica)
             else:
-                self._queue.append(replica)
+                self.queue.append(replica)
 
     @property
     def busy(self) -> bool:
         """A range is in the middle of something large: nobody else may look at it."""
-        return bool(self._queue) and self._queue[0].suspended
+        return bool(self.queue) and self.queue[0].suspended
 
     def finish(self, now_us: int) -> None:
         """All slices of it that are left, for somebody who cannot wait."""
         while self.busy:
-            replica = self._queue.popleft()
+            replica = self.queue.popleft()
             replica.queued = False
             self._emit(replica.apply(1, 1, now_us)[1])
             if replica.ready:
@@ -61,7 +57,7 @@ class Turns:
 
     def wants_turn(self) -> bool:
         """Asked at the end of each event; True: give a Turn out."""
-        if self.turning or not self._queue:
+        if self.turning or not self.queue:
             return False
         self.turning = True
         return True
@@ -70,12 +66,12 @@ class Turns:
         """Go on; returns the copies that had a turn."""
         self.turning = False
         served = []
-        while self._queue and self._left_bytes > 0:
-            replica = self._queue.popleft()
+        while self.queue and self.left_bytes > 0:
+            replica = self.queue.popleft()
             replica.queued = False
             if replica.gone or not replica.ready:
                 continue
-            self._left_bytes, effects = replica.apply(self._left_bytes, _SOME, now_us)
+            self.left_bytes, effects = replica.apply(self.left_bytes, _SOME, now_us)
             self._emit(effects)
             served.append(replica)
             if replica.ready:
@@ -83,6 +79,6 @@ class Turns:
         return served
 
     def check(self) -> None:
-        assert bool(self._queue) <= self.turning, "entries wait, and nobody's turn comes"
-        assert not any(replica.suspended for replica in list(self._queue)[1:]), "two entries are applied at once"
-        assert len(self._queue) == len(set(self._queue)) and all(replica.queued for replica in self._queue)
+        assert bool(self.queue) <= self.turning, "entries wait, and nobody's turn comes"
+        assert not any(replica.suspended for replica in list(self.queue)[1:]), "two entries are applied at once"
+        assert len(self.queue) == len(set(self.queue)) and all(replica.queued for replica in self.queue)

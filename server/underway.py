@@ -30,9 +30,10 @@ class Underway:
         if isinstance(message, Push):
             for worker, gen, seq, *_ in message.components:
                 self._streams[worker] = (gen, seq, entry.version)
-            if entry.room is not None:
-                self._rooms[entry.version] = entry.room
-                self._pool.promise(entry.room.nbytes, entry.room.cost)
+            room = entry.taken.room if entry.taken is not None else None
+            if room is not None:
+                self._rooms[entry.version] = room
+                self._pool.promise(room.nbytes, room.cost)
         elif isinstance(message, Close):
             self.closed = message.clock + 1
         elif isinstance(message, Init):

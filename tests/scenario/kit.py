@@ -12,7 +12,7 @@ from plugml.core.job import JobSpec
 from plugml.core.jobmap import RUNNING, Assignment, JobMap, Piece, buckets, pieces, ranges_used
 from plugml.core.limits import Limits
 from plugml.core.table import DTYPE_CODES, TableSpec
-from plugml.server.effects import Turn, Warm, WarmUp
+from plugml.server.effects import ReadRange, TidySaves, Turn, Warm, WarmUp, WriteManifest, WriteRange
 from plugml.server.link import Identity
 from plugml.server.memory import never_lent
 from plugml.server.node import ServerMachine
@@ -65,6 +65,7 @@ class Box:
         self.heard: list[Heard] = []
         self.transit: list[Heard] = []
         self.logs: list[tuple[str, Log]] = []
+        self.disk: list[tuple[str, Any]] = []  # what servers want written and read
         self.hold = False
         self.check = True
         self.on_heard: Callable[[Heard], None] = self.heard.append
@@ -123,6 +124,8 @@ class Box:
             elif isinstance(effect, WarmUp):
                 if self.warms:
                     self.feed(server, "", Warm())
+            elif isinstance(effect, (WriteRange, ReadRange, WriteManifest, TidySaves)):
+                self.disk.append((server, effect))  # a disk that is slow for ever
             else:
                 assert isinstance(effect, (Connect, Disconnect)), effect
 

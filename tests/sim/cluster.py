@@ -54,7 +54,9 @@ class Cluster:
         self.store.stored = self._stored
         self.copies = Copies(world, self.truth, self.server_named)
         self.network.on_send = self._sends
+        self.network.on_arrival = self.truth.arrives
         self.storm = Storm(self)
+        self._silences = bool(plan.cut_us or plan.pause_us or plan.network.drop or plan.network.corrupt or plan.server_effect_crash)
         self._connections = 0
         self._masters = machines.masters(plan.masters)
         self.hosts = [Host(world, f"h{number}") for number in range(plan.agents)]
@@ -90,7 +92,7 @@ class Cluster:
 
     def may_be_lost(self) -> bool:
         """Something has happened that may have cost all copies of a range; whether it has is looked at in `truth`."""
-        return self.storm.server_died or bool(self.plan.cut_us or self.plan.pause_us or self.plan.network.drop)
+        return self.storm.server_died or self._silences
 
     def may_show_the_end(self, number: int, whole: bool) -> bool:
         """No server leads a range that is another's by now: who has heard of no newer map could be shown its values.
@@ -202,6 +204,7 @@ class Cluster:
 
     def _sends(self, process: Process, message: Any) -> None:
         if process in self.servers:
+            self.truth.sends(message)
             self.copies.sends(process, message)
 
     def _draw_connection(self) -> int:

@@ -1,7 +1,7 @@
 """What all copies of all ranges must be to each other, looked at as it happens: from outside, over every server at once.
 
     one primary per (range, epoch) · what is applied at a position is the same everywhere, and so are the bits ·
-    nothing is applied by a primary, and nothing acked, that not every copy in sync holds
+    nothing is applied, and nothing acked, that not every copy in sync holds
 
 A copy is met when a map has brought it; from there on its `apply`, `dump` and `load` are looked at.
 """
@@ -48,11 +48,16 @@ class Copies:
             self._meet(process)
         elif kind is m.Push or kind is m.Replicate:
             self._check_log(process, message)
+        elif kind is m.Sync:
+            self._check_holds(process, message.job, message.range)
 
     def sends(self, process: Process, message: Any) -> None:
         """An ack leaves: its push is applied here, and so every copy has it."""
         if type(message) is not m.PushAck:
             return
+        leader = self._primaries.get((message.job, message.range, message.epoch))
+        if leader != process.name:
+            raise Violation(f"{process.name} acks a push in epoch {message.epoch} of range {message.range}, which {leader} leads")
         replica = replica_of(process, message.job, message.range)
         if replica is None or replica.seat.epoch < message.epoch:
             raise Violation(f"{process.name} acks a push of range {message.range} of job {message.job}, which it does not hold")
@@ -77,8 +82,7 @@ class Copies:
         known = [0]  # the checksum of the entries that made this copy
 
         def applied(entry: Any, *rest: Any) -> Any:
-            if replica.leads:
-                self._check_held(process, replica, entry.version)
+            self._check_held(process, replica, entry.version)
             effects = apply(entry, *rest)
             known[0] = crc32(_essence(entry), known[0])
             history.applied = max(history.applied, held.version)
@@ -108,13 +112,20 @@ class Copies:
         state = self.truth.state
         for number, job in state.jobs.items() if state is not None else ():
             for at, seat in job.seats.items() if job.running else ():
-                history = self._histories.get((number, at))
-                for name in seat.replicas if history is not None and history.applied else ():
+                for name in seat.replicas:
                     process = self._find(name)
-                    copy = replica_of(process, number, at) if process is not None else None
-                    if process is not None and (copy is None or copy.log.last < history.applied):
-                        has = copy.log.last if copy is not None else "nothing"
-                        raise Violation(f"{name} is in sync in range {at} of job {number} and holds {has}; {history.applied} entries were applied")
+                    if process is not None:
+                        self._check_holds(process, number, at)
+
+    def _check_holds(self, process: Process, number: int, at: int) -> None:
+        """If this copy is in sync, as the store has it, it holds whatever anybody has applied."""
+        job, history = self.truth.job(number), self._histories.get((number, at))
+        if job is None or history is None or not history.applied or process.name not in job.seats[at].replicas:
+            return
+        copy = replica_of(process, number, at)
+        if copy is None or copy.log.last < history.applied:
+            has = copy.log.last if copy is not None else "nothing"
+            raise Violation(f"{process.name} is in sync in range {at} of job {number} and holds {has}; {history.applied} entries were applied")
 
     def _agree(self, process: Process, held: Any, known: dict[int, int], seen: int, what: str) -> None:
         first = known.setdefault(held.version, seen)
@@ -143,6 +154,8 @@ class Copies:
             if other is None:
                 continue
             living += 1
+            if name == seat.name:
+                continue  # a lone copy may apply before it writes down
             copy = replica_of(other, seat.job, seat.range)
             if copy is None or copy.log.last < version or (version > copy.log.applied and not self._has(copy, replica, version)):
                 has = "nothing" if copy is None else f"{copy.log.last} entries, {copy.log.applied} applied, of epoch {copy.seat.epoch}"
@@ -150,7 +163,7 @@ class Copies:
                     f"{process.name} applies entry {version} of range {seat.range} of job {seat.job} in epoch {seat.epoch}, "
                     f"and {name}, which is in sync in epoch {stored.epoch}, has {has}"
                 )
-        if job.spec.min_insync > max(1, len(stored.replicas)) and stored.epoch == seat.epoch:
+        if replica.leads and job.spec.min_insync > max(1, len(stored.replicas)) and stored.epoch == seat.epoch:
             raise Violation(f"{process.name} applies entry {version} with {living} copies, {job.spec.min_insync} are to hold it")
 
     @staticmethod

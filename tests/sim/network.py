@@ -62,6 +62,7 @@ class Network:
         self.sent = 0
         self.beats: dict[str, dict[str, int]] = {}  # what each node said of itself last
         self.on_send: Callable[[Process, Any], None] = lambda process, message: None
+        self.on_arrival: Callable[[Process, str, Any], None] = lambda process, sender, message: None
         self._bound: dict[str, Process] = {}  # endpoint -> process
         self._links: dict[str, dict[str, str]] = {}  # process name -> {node: endpoint}
         self._cuts: dict[tuple[str, str], int] = {}  # (source endpoint, target endpoint) -> until
@@ -212,7 +213,9 @@ class Network:
         if self.world.happens(self.weather.corrupt):
             self._corrupt(flight)
             return
-        process.feed(flight.sender_name, decode(frames))
+        message = decode(frames)
+        self.on_arrival(process, flight.sender_name, message)
+        process.feed(flight.sender_name, message)
 
     def _corrupt(self, flight: _Flight) -> None:
         """Flip a bit of the head: the receiver must see it, drop the message and go on."""

@@ -92,7 +92,8 @@ def combined(pushes: Sequence[tuple[float, Array]], combine: str, total: float) 
 
 def is_exact(spec: JobSpec, table: TableSpec) -> bool:
     """Whole numbers all the way: every order and every machine gives the same."""
-    return spec.combine_of(table) == "sum" and table.init == "zeros" and table.optimizer not in STATEFUL
+    scaled = table.optimizer == "sgd" and spec.lr_scale != "none"  # by a root, or by parts of a warm-up
+    return spec.combine_of(table) == "sum" and table.init == "zeros" and table.optimizer not in STATEFUL and not scaled
 
 
 def rounding(spec: JobSpec, table: TableSpec) -> float:

@@ -84,8 +84,12 @@ def close_without_the_slowest(original: Original) -> Original:
 
 
 def close_twice(original: Original) -> Original:
-    def on_close(self: RangeMachine, sender: str, close: m.Close) -> Any:
-        return original(self, sender, close._replace(clock=self.closed))
+    """A repeat closes the next clock."""
+
+    def on_close(self: ServerMachine, sender: str, close: m.Close) -> None:
+        hosted = self.jobs.get(close.job)
+        stand = [held.closed for held in hosted.ranges.values()] if hosted is not None else []
+        original(self, sender, close._replace(clock=max([close.clock, *stand])))
 
     return on_close
 
@@ -234,7 +238,7 @@ def lead_for_the_dead(original: Original) -> Original:
             return self.name if name.startswith(node_id) else name
 
         document = dict(told.document)
-        document["ranges"] = [[number, epoch, [own(name) for name in names]] for number, epoch, names in document["ranges"]]
+        document["ranges"] = [[number, epoch, [own(name) for name in names], own(learner), born] for number, epoch, names, learner, born in document["ranges"]]
         document["endpoints"] = {own(name): endpoint for name, endpoint in document["endpoints"].items()}
         original(self, sender, told._replace(document=document))
 

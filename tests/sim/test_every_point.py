@@ -107,6 +107,41 @@ def test_the_master_may_die_after_each_of_its_effects() -> None:
     pytest.fail(f"no run got through {POINTS_MAX} points")
 
 
+def _server_dies(name: int, consistency: str, step: int, *before: int) -> None:
+    """One of two servers dies after effect `point`, with `before` it dies at these, too; the other one keeps all."""
+    for point in range(0, POINTS_MAX, step):
+        plan = calm_plan(workers=2, servers=2, clocks=2, consistency=consistency)
+        plan.supervised, plan.whole = True, True
+
+        def prepare(cluster: Cluster, point: int = point) -> None:
+            cluster.servers[name].crash_at = [*before, max((point, *(last + 1 for last in before)))]
+
+        cluster = run_with(plan, prepare)
+        if died(cluster) <= len(before):
+            assert point > 50, "the server performed hardly anything"
+            return
+    pytest.fail(f"no run got through {POINTS_MAX} points")
+
+
+@pytest.mark.parametrize("consistency", ["bsp", "asp"])
+@pytest.mark.parametrize("server", [0, 1])
+def test_a_server_may_die_after_some_of_its_effects(server: int, consistency: str) -> None:
+    _server_dies(server, consistency, 11)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("consistency", ["bsp", "asp"])
+@pytest.mark.parametrize("server", [0, 1])
+def test_a_server_may_die_after_each_of_its_effects(server: int, consistency: str) -> None:
+    _server_dies(server, consistency, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("consistency", ["bsp", "asp"])
+def test_a_server_may_die_again_while_it_is_filled_after_each_of_its_effects(consistency: str) -> None:
+    _server_dies(1, consistency, 1, 60)
+
+
 @pytest.mark.parametrize("consistency", ["bsp", "asp"])
 def test_the_program_may_die_after_each_of_its_stores(consistency: str) -> None:
     for point in range(POINTS_MAX):

@@ -12,7 +12,8 @@ from plugml.core.jobmap import LOST
 from plugml.master import catalog, leadership
 from plugml.master.catalog import Job, Seat, State, node_id
 from plugml.master.effects import LEADER_KEY, STATE_KEY
-from plugml.wire.messages import Beat, Register
+from plugml.master.seats import DROP
+from plugml.wire.messages import Beat, Register, SeatAsk
 
 from .machines import reign_of
 from .process import Process
@@ -33,6 +34,7 @@ class Truth:
         self._term = 0  # highest in which anybody has decided
         self._reigns: dict[str, tuple[Any, int]] = {}  # by master: what decides there, and since when
         self._heard: dict[tuple[str, str], int] = {}  # (master, node): when a beat of it last came there
+        self._drops: dict[tuple[int, int, str], None] = {}  # (job, range, node) that a server has asked to drop
 
     # -- writes
 
@@ -76,6 +78,8 @@ class Truth:
             before = old.seats[number]
             if (before.replicas, before.learner, before.born) != (seat.replicas, seat.learner, seat.born):
                 self._compare_seats(f"job {new.number}, range {number}", before, seat, names)
+                dropped = [name for name in before.replicas if (new.number, number, name) in self._drops]
+                self._check_replaced(f"job {new.number}, range {number}", before, seat, names, dropped, new.spec.copies)
             elif before.epoch != seat.epoch:
                 self.world.reached("an epoch without a change")
 
@@ -93,6 +97,15 @@ class Truth:
         if not seat.replicas and any(name in names for name in before.replicas):
             raise Violation(f"{what}: no copy is left, although {before.replicas} are not all dead")
 
+    def _check_replaced(self, what: str, before: Seat, seat: Seat, names: set[str], dropped: list[str], copies: int) -> None:
+        """A copy that nobody has asked to drop leaves only when enough others are there."""
+        if len(seat.replicas) > max(copies, len(before.replicas)):
+            raise Violation(f"{what}: {len(seat.replicas)} copies where {copies} are wanted: {seat.replicas}")
+        excused = [name for name in before.replicas if name not in names or name in dropped]
+        left = [name for name in before.replicas if name not in seat.replicas and name not in excused]
+        if left and len(seat.replicas) < min(copies, len(before.replicas)) - len(excused):
+            raise Violation(f"{what}: {left} leave, and only {seat.replicas} are there ({copies} copies are wanted)")
+
     def _check_lost(self, job: Job) -> None:
         """A range without any copy is the only reason; whose copies these were was checked as they went."""
         if all(seat.replicas for seat in job.seats.values()):
@@ -101,8 +114,17 @@ class Truth:
 
     # -- masters
 
+    def arrives(self, process: Process, sender: str, message: Any) -> None:
+        """A beat has come to a master's door, whether or not it looks."""
+        if type(message) in (Beat, Register):
+            self._heard[process.node_id, sender] = self.world.now_us
+
+    def sends(self, message: Any) -> None:
+        if type(message) is SeatAsk and message.verb == DROP:
+            self._drops[message.job, message.range, message.node] = None
+
     def after(self, process: Process, sender: str, message: Any) -> None:
-        """A master has handled an event: nobody decides who has been followed, and who was heard is remembered."""
+        """A master has handled an event: nobody decides who has been followed."""
         reign = reign_of(process.machine)
         now_us = self.world.now_us
         if reign is None:
@@ -110,9 +132,6 @@ class Truth:
             return
         if self._reigns.get(process.node_id, (None, 0))[0] is not reign:
             self._reigns[process.node_id] = (reign, now_us)
-            self._heard = {key: at_us for key, at_us in self._heard.items() if key[0] != process.node_id}
-        if type(message) in (Beat, Register):
-            self._heard[process.node_id, sender] = now_us
         term = reign.ledger.state.term
         if term < self._term:
             raise Violation(f"{process.name} decides in term {term}, while {self._term} is led")
@@ -127,13 +146,23 @@ class Truth:
         since_us = self._reigns.get(process.node_id, (None, self.world.now_us))[1]
         now_us = self.world.now_us
         if why.startswith("no beat"):
-            heard_us = self._heard.get((process.node_id, name), since_us)
+            heard_us = max(since_us, self._heard.get((process.node_id, name), 0))
             if now_us - heard_us < self._dead_us * 9 // 10:
                 raise Violation(f"{process.name} declares {name} dead, which it heard {now_us - heard_us} us ago")
             if now_us - since_us < self._dead_us * 19 // 10:
                 raise Violation(f"{process.name} blames {name} for a silence, {now_us - since_us} us after it began to lead")
+            self._check_not_cut_off(process, name)
         elif name not in self.ended and name not in self.false_exits:
             raise Violation(f"{process.name} declares {name} dead ({why}), which lives")
+
+    def _check_not_cut_off(self, process: Process, name: str) -> None:
+        """Not when most servers are silent at once."""
+        reign = reign_of(process.machine)
+        if reign is None or name[0] != "s":
+            return
+        silent, count = reign.members.silent_servers(self.world.now_us)
+        if silent and 2 * (len(silent) + 1) > count + 1:
+            raise Violation(f"{process.name} declares {name} dead while {silent} are silent too, of {count + 1} servers")
 
     def job(self, number: int) -> Job | None:
         """The job, while it runs."""

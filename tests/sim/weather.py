@@ -155,8 +155,8 @@ def _draw_copies(world: World, plan: Plan) -> None:
     plan.server_hosts = draw(1, plan.servers) if world.happens(0.3) else 0
     for name, often in (("server_crash_us", 900_000), ("suspicion_us", 2_000_000), ("order_us", 700_000)):
         setattr(plan, name, draw(often // 3, often * 2) if world.happens(0.4) else 0)
+    plan.master_pause_us = draw(500_000, 3_000_000) if world.happens(0.4) else 0
     if plan.rivals:
-        plan.master_pause_us = draw(500_000, 3_000_000) if world.happens(0.5) else 0
         plan.store_cut_us = draw(500_000, 3_000_000) if world.happens(0.5) else 0
     plan.server_effect_crash = _rate(world, 0.002)
     plan.long_pause = world.happens(0.3)

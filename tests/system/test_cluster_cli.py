@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 HANG_S = 60.0
-VERBS = ("run", "channel", "up", "down", "status", "logs", "jobs", "stop", "rm", "master", "server", "agent", "completion")
+VERBS = ("run", "channel", "up", "down", "status", "logs", "jobs", "stop", "rm", "master", "server", "agent", "keygen", "completion")
 
 
 def plugml(*words: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:

@@ -35,7 +35,7 @@ SLEEP = "while True: time.sleep(3600)\n"
 class Case:
     """A cluster whose daemons are scripts."""
 
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, servers: int = 1, **options: Any) -> None:
         self.loop = uvloop.new_event_loop()
         asyncio.set_event_loop(self.loop)
         self.scripts: dict[str, str] = {}
@@ -46,7 +46,7 @@ class Case:
         self.roots.mkdir(mode=0o700)
         file, _ = places("case", self.roots / "r", directory / "state", {})
         monkeypatch.setattr(supervisor, "command", self._command)
-        self.cluster = LocalCluster(self.loop, file, dict(os.environ), servers=1, say=self.said.append, **options)
+        self.cluster = LocalCluster(self.loop, file, dict(os.environ), servers=servers, say=self.said.append, **options)
         self.cluster.on_news = lambda text, fatal: self.news.append((text, fatal))
 
     def _command(self, daemon: Daemon, file: ClusterFile, *rest: object) -> list[str]:
@@ -146,6 +146,26 @@ def test_one_that_never_gets_ready_again_is_given_up(case: Case, monkeypatch: py
     case.until(lambda: case.news and case.news[-1][1])
     assert "agent a0 ended (exit code 1): out of luck" in case.news[-1][0]
     assert case.starts.count("a0") == FAILURES_MAX
+
+
+def test_one_of_several_that_never_gets_ready_again_ends_nothing_and_is_tried_rarely(
+    warm: None, no_leaks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plugml.launch.daemon.FIRST_WAIT_US", 1_000)
+    monkeypatch.setattr(supervisor, "RARELY_US", 1_000)
+    case = Case(tmp_path, monkeypatch, servers=2)
+    try:
+        case.cluster.start()
+        case.ready()
+        case.scripts["s1"] = "import sys\nsys.exit('out of luck')\n"
+        case.kill("s1")
+        case.until(lambda: case.starts.count("s1") > FAILURES_MAX + 2)
+        case.scripts.pop("s1")
+        case.until(lambda: any("server s1 is back" in text for text, _ in case.news))
+        assert not any(fatal for _, fatal in case.news)
+        assert any("server s1 ended (exit code 1): out of luck; it is started again" in text for text, _ in case.news)
+    finally:
+        case.close()
 
 
 def test_a_child_that_does_not_end_is_killed_after_the_grace(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -407,6 +407,13 @@ def test_between_two_hosts_each_node_tells_the_address_at_which_the_others_reach
         env=lab.environ, capture_output=True, text=True, timeout=HANG_S, check=False,
     )  # fmt: skip
     assert done.returncode == 2 and "127.0.0.1 is reached from this host alone, and the master is at 10.77.0.1" in done.stderr
+    subprocess.run([*there[:1], "-n", hosts[1], "addr", "add", "10.78.0.2/32", "dev", "wire0"], check=True)
+    lab.node("server", "s3", *keys, "--interface", "10.78.0.2", root="there", cluster="10.77.0.1:7000", prefix=tuple(there))
+    lab.until(lambda: "event=unreached" in lab.said("m0"))
+    shown = subprocess.run([*argv, "status", "--cluster", lab.name("lab")], env=lab.environ, capture_output=True, text=True, timeout=HANG_S, check=True).stdout
+    assert re.search(r"m0 cannot reach it at tcp://10\.78\.0\.2:\d+: there is no way from here to 10\.78\.0\.2", shown), shown
+    assert lab.said("m0").count("event=unreached") == 1, "the others it has reached"
+    lab.end("s3")
     (lab.directory / "t.py").write_text(TRAINER)
     words = ["run", "--cluster", lab.name("lab"), "-n", "2", "--table", "w=4:f32,lr=-1", "--result", str(lab.directory / "result")]
     run = subprocess.run(

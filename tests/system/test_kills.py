@@ -240,8 +240,8 @@ def test_a_master_that_hangs_longer_than_its_own_limits_blames_nobody(place: Pla
 # -- servers ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_killed_server_is_a_named_error_and_nothing_stays(place: Place) -> None:  # noqa: F811
-    words = ["--servers", "3", "--name", "count", "--table", f"w={BIG}:i64,optimizer=add"]
+def test_a_killed_server_without_copies_is_a_named_error_and_nothing_stays(place: Place) -> None:  # noqa: F811
+    words = ["--servers", "3", "--copies", "1", "--name", "count", "--table", f"w={BIG}:i64,optimizer=add"]
     process = place.start("run", "-n", "2", *words, "--", *commands(place, 1_000_000, 0, ["c"])[0])
     await_channel(process, place.root, "count.1.1")
     await_clock(process, root_of(place), 0, 3)
@@ -252,7 +252,7 @@ def test_a_killed_server_is_a_named_error_and_nothing_stays(place: Place) -> Non
     assert place.is_clean()
 
 
-def test_a_standing_cluster_trains_the_next_job_after_a_server_died(place: Place) -> None:  # noqa: F811
+def test_a_standing_cluster_trains_the_next_job_after_all_its_servers_died(place: Place) -> None:  # noqa: F811
     place.environ["PLUGML_ROOT"] = str(place.root / "c")
     place.run("up", "-d", "--name", "standing", "--servers", "2")
     try:
@@ -265,7 +265,7 @@ def test_a_standing_cluster_trains_the_next_job_after_a_server_died(place: Place
         for id_ in ("s0", "s1"):
             kill(next(pid for pid, line in children(keeper).items() if id_ in line))
         done = process.ended(1)
-        assert "held the only copy of" in done.stderr
+        assert "held the last copy of" in done.stderr
         place.run("run", "-f", str(job_file(place, commands(place, 20, 0, ["c"]), cluster="standing")))
         assert sums(place) == counted([20])
         assert "running" not in place.run("jobs", "--cluster", "standing").stdout

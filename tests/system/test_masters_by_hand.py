@@ -26,14 +26,14 @@ ETCD = "etcd://127.0.0.1:1"
 
 
 def file_of(tmp_path: Path, *masters: str, **fields: Any) -> ClusterFile:
-    root = tmp_path / "root"
+    root = tmp_path / "ram"
     return ClusterFile("lab", root, tmp_path / "state", {id_: f"ipc://{root}/ipc/{id_}" for id_ in masters or ("m0",)}, 0, **fields)
 
 
 def test_the_masters_of_a_new_cluster_are_those_that_were_asked_for(tmp_path: Path) -> None:
     found = byhand.with_masters(file_of(tmp_path), "m1", 3, ETCD)
     assert list(found.masters) == ["m0", "m1", "m2"] and found.store == ETCD
-    assert found.masters["m2"] == f"ipc://{tmp_path}/root/ipc/m2"
+    assert found.masters["m2"] == f"ipc://{tmp_path}/ram/ipc/m2"
     assert ClusterFile.from_text(found.to_text(), tmp_path) == found
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
+import subprocess
 
 import pytest
 
@@ -47,3 +49,14 @@ def test_a_free_port_is_found_behind_those_that_are_taken() -> None:
     found = hosts.free_endpoint("tcp://127.0.0.1:0")
     with socket.socket() as ours:
         ours.bind(("127.0.0.1", int(found.rpartition(":")[2])))
+
+
+def test_every_address_of_an_interface_is_known_not_only_its_first() -> None:
+    """As the system itself lists them, where it has a list."""
+    ip = shutil.which("ip")
+    if ip is None:
+        pytest.skip("does not apply here: there is no ip command to compare with")
+    lines = subprocess.run([ip, "-o", "-4", "addr"], capture_output=True, text=True, check=True).stdout.splitlines()
+    listed = {(line.split()[1], line.split()[3].partition("/")[0]) for line in lines}
+    found = hosts.interfaces()
+    assert listed == {(name, address) for name, addresses in found.items() for address in addresses if ":" not in address}

@@ -1,0 +1,105 @@
+"""From which checkpoint a run goes on: found, read whole, and held against what the run is, before anything is started.
+
+Owns what must be equal.  Refuses to know how ranges are loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from ..core.errors import UsageError, WorldError, shown
+from ..core.job import JobSpec
+from ..core.table import TableSpec
+from ..runtime import checkpoints
+from ..runtime.checkpoints import Manifest
+from . import words
+from .plan import RunPlan
+from .saves import AUTO, NEVER
+
+#: What a table must be like for its numbers to be its own.
+_TABLE = ("name", "kind", "shape", "dtype", "storage", "index", "optimizer", "init", "init_settings")
+
+
+def resolve(plan: RunPlan) -> tuple[RunPlan, list[str]]:
+    """The plan with the checkpoint that it goes on from, and what must be said of it.  Raises `UsageError` and `WorldError`."""
+    resume = plan.saves.resume
+    if resume == NEVER:
+        return plan, []
+    plan = replace(plan, name_given=True)  # the place stays the same, so that the next one finds what this one leaves
+    root = Path(plan.checkpoints)
+    if resume != AUTO:
+        return _from_directory(plan, Path(plan.directory) / resume)
+    found, problems = checkpoints.newest(root)
+    if found is None:
+        said = [*problems[:1], f"resume=auto: {root} has no checkpoint that is whole; the run begins at clock 0"]
+        return plan, said
+    return _from(plan, found, problems)
+
+
+def _from_directory(plan: RunPlan, place: Path) -> tuple[RunPlan, list[str]]:
+    """Of one checkpoint, or of several: then the newest one that is whole."""
+    if checkpoints.numbers(place) and not (place / checkpoints.MANIFEST).exists():
+        found, problems = checkpoints.newest(place)
+        if found is None:
+            raise WorldError(f"no checkpoint in {place} is whole: {problems[0]}")
+        return _from(plan, found, problems)
+    try:
+        return _from(plan, checkpoints.whole(place), [])
+    except WorldError as error:
+        others = [root_number for root_number in checkpoints.numbers(place.parent) if checkpoints.folder(root_number) != place.name]
+        for number in reversed(others):
+            other = place.parent / checkpoints.folder(number)
+            try:
+                found = checkpoints.whole(other)
+            except WorldError:
+                continue
+            raise WorldError(f"{error}; the one of clock {found.clock} is whole: --resume {other}") from error
+        raise
+
+
+def _from(plan: RunPlan, found: Manifest, problems: list[str]) -> tuple[RunPlan, list[str]]:
+    theirs = found.spec
+    wrong = difference(theirs, plan.spec)
+    if wrong:
+        raise UsageError(f"the checkpoint in {found.place} is of another job: {wrong}; change that back, or begin anew with --resume never")
+    spec = replace(plan.spec, name=theirs.name, tables=tuple(map(_laid_out, plan.spec.tables, theirs.tables)), resume=str(found.place))
+    directory = plan.saves.dir or ("" if plan.saves.resume == AUTO else str(found.place.parent))
+    saves = plan.saves._replace(dir=directory, absent=_absent(found))
+    told = [*problems, f"going on from the checkpoint of clock {found.clock:,} in {found.place}"]
+    if found.cut == "fuzzy":
+        told.append("it was made while workers were pushing (not all tables are bsp): some of their last pushes may count twice")
+    return replace(plan, spec=spec, saves=saves, name_given=True), told
+
+
+def _laid_out(mine: TableSpec, theirs: TableSpec) -> TableSpec:
+    """Blocks and buckets are those of the files."""
+    return mine.with_buckets(theirs.buckets) if mine.kind == "sparse" else mine.with_block_bytes(theirs.block_bytes)
+
+
+def _absent(found: Manifest) -> tuple[tuple[int, int], ...]:
+    """Who had ended before the cut.  One that ended there just has nothing left to do."""
+    rows = [(int(worker), int(end)) for worker, _gen, _first, end in found.document["workers"]]
+    return tuple((worker, end) for worker, end in rows if 0 <= end and (found.cut == "fuzzy" or end < found.clock))
+
+
+def difference(theirs: JobSpec, mine: JobSpec) -> str:
+    """The first thing in which a run is not the one that made a checkpoint, "" = there is none."""
+    for key in ("workers", "seed", "pieces"):
+        before, now = getattr(theirs, key), getattr(mine, key)
+        if before != now:
+            return f"{key} = {before}, here {now}"
+    if max(1, mine.passes) < max(1, theirs.passes):
+        return f"passes = {theirs.passes}, here only {mine.passes}"
+    names, ours = [table.name for table in theirs.tables], [table.name for table in mine.tables]
+    if names != ours:
+        return f"its tables are {words.joined(names)}, here {words.joined(ours)}"
+    for before, now in zip(theirs.tables, mine.tables):
+        old, new = before.to_document(), now.to_document()
+        for key in _TABLE:
+            if old.get(key) != new.get(key):
+                return f"table {now.name!r} has {key} = {shown(old.get(key))}, here {shown(new.get(key))}"
+        model, ours_model = theirs.consistency_of(before).model, mine.consistency_of(now).model
+        if model != ours_model:
+            return f"table {now.name!r} is {model}, here {ours_model}"
+    return ""
