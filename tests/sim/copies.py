@@ -83,7 +83,7 @@ class Copies:
 
         def applied(entry: Any, *rest: Any) -> Any:
             self._check_held(process, replica, entry.version)
-            effects = apply(entry, *rest)
+            effects = yield from apply(entry, *rest)
             known[0] = crc32(_essence(entry), known[0])
             history.applied = max(history.applied, held.version)
             self._agree(process, held, history.chain, known[0], "other entries")
