@@ -181,7 +181,7 @@ class ClockMachine:
             self.claims.drop(member.worker)
             self.twins.forget(member.worker)
             if leave.reason in DONE:
-                self.work.finish(member.worker)
+                self.work.finish(member.worker, member.finished if self._closes else 0)
             else:
                 self.work.lose(member.worker)
         return member
@@ -213,7 +213,7 @@ class ClockMachine:
             return None  # late: a refusal would be taken for one of the bye
         if not member.here:
             return self._refuse(ask, Code.SEQ, f"worker {ask.worker} has left at clock {member.end} and gets no piece")
-        told = self.work.ask(ask.worker, ask.gen, ask.request)
+        told = self.work.ask(ask.worker, ask.gen, ask.request, member.finished if self._closes else 0)
         return m.NextTold(self.job, self.epoch, self.token, ask.worker, ask.gen, ask.request, *told) if told is not None else None
 
     def _on_standing_ask(self, sender: str, ask: m.StandingAsk) -> Member | m.Refuse | m.Standing:
@@ -380,7 +380,7 @@ class ClockMachine:
         self.claims.rewind()
         self.stop_clock = self._spec.stop_clock or -1
         self.twins = Twins()
-        self.work.rewind()
+        self.work.rewind(clocks)
         self.saves.rewind(self._spec, clocks if self._closes else self.members.slowest)
         self._count_agents()
 

@@ -39,7 +39,7 @@ def run_server(
     """
 
     def make(node: Node) -> ServerMachine:
-        node.performers[Turn] = lambda effect: node.feed("", effect)
+        node.performers[Turn] = lambda effect: node.loop.call_soon(node.feed, "", effect)  # behind what has come meanwhile
         node.performers[WarmUp] = lambda effect: warm_up(node)
         savedisk.attach(node)
         identity = Identity(node.name, socket.gethostname(), node.network.endpoint, os.getpid(), f"numpy {np.__version__}", masters)

@@ -159,6 +159,8 @@ class Replica:
         if type(verdict) is not Taken:
             return False, verdict
         entry = self.log.append(sender, message, payload_bytes(message), self.seat.epoch, verdict, self.range.version)
+        if not self.alone:
+            self._register()  # room that it needs is nobody else's, in other ranges of the job neither
         return True, self._appended(entry, now_us)
 
     def on_clock(self, sender: str, message: Any, now_us: int) -> Effects:
@@ -216,7 +218,9 @@ class Replica:
         part = self.part
         if isinstance(part, Lead):
             if type(message) is m.Held:
-                return part.on_held(sender, message.last, now_us) + self._commit(now_us)
+                effects = part.on_held(sender, message.last, now_us) + self._commit(now_us)
+                self.log.trim(part.lacked())
+                return effects
             if type(message) is m.CopyAsk:
                 return part.on_copy_ask(sender, message, now_us)
         elif sender == self.seat.primary:
@@ -339,6 +343,7 @@ class Replica:
         effects = part.on_time(now_us) if isinstance(part, (Lead, Learn)) and not self.stuck else []
         if isinstance(part, Lead):
             self.alone = part.alone
+            self.log.trim(part.lacked())  # somebody may have been given up
         if self.serves and self.clock is not None:
             effects += self.clock.on_time(now_us)
         return effects

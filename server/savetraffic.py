@@ -40,6 +40,11 @@ class SaveTraffic(Traffic):
         elif type(effect) is SaveBegun:
             self._emit(self.checkpoints.begin(hosted, effect, self._now_us))
 
+    def _on_clock(self, sender: str, message: Any) -> None:
+        super()._on_clock(sender, message)
+        if self.saving.waits and message.job in self.jobs:
+            self._emit(self.saving.on_step(self.jobs[message.job]))
+
     def _on_write_ask(self, sender: str, ask: m.WriteAsk) -> None:
         hosted = self._led_by_clock(sender, ask)
         if hosted is not None:

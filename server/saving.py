@@ -44,6 +44,7 @@ class Saving:
         self.held: dict[tuple[int, int], Held] = {}
         self.asks: dict[int, m.WriteAsk] = {}
         self._keepers: dict[int, str] = {}  # by job: who asked
+        self.waits: set[tuple[int, int]] = set()  # cuts of clocks whose work list is open
 
     def on_cut(self, hosted: Hosted, cut: Cut) -> list[Any]:
         """A range has come to the cut of a checkpoint."""
@@ -90,12 +91,42 @@ class Saving:
         replica, ask = held.replica, self.asks[hosted.number]
         if held.state == KEPT:
             assert held.dump is not None and hosted.map is not None
+            if self._open(held):
+                self.waits.add((hosted.number, replica.seat.range))
+                return self._tell(hosted, replica, held.number, (0, 0, (), ""))
             held.state = WRITING
             write = WriteRange(hosted.number, replica.seat.range, held.number, ask.kept, hosted.spec, hosted.map.ring_ranges, held.dump)
             return [write, *self._tell(hosted, replica, held.number, (0, 0, (), ""))]
         if held.state == WRITING:
             return self._tell(hosted, replica, held.number, (0, 0, (), ""))
         return self._tell(hosted, replica, held.number, (held.nbytes, held.crc, held.refers, held.problem))
+
+    @staticmethod
+    def _open(held: Held) -> bool:
+        """Who held a piece at the cut says by its next step whether it was done by then: until that is known the work list is open.
+
+        Values are those of the cut, the work list is the newest: what was done behind the cut is known apart in it.
+        """
+        clock, dump = held.replica.clock, held.dump
+        if clock is None or dump is None or not clock.work.pieces:
+            return False
+        closed = dump.meta["closed"]
+        if not clock.work.remembers(closed):
+            return False
+        if any(clock.work.undecided(row.worker, row.finished, closed) for row in clock.members.rows.values()):
+            return True
+        dump.meta["clock"]["work"] = clock.work.dump()
+        return False
+
+    def on_step(self, hosted: Hosted) -> list[Any]:
+        """Somebody has spoken to a clock here."""
+        effects: list[Any] = []
+        for key in [key for key in self.waits if key[0] == hosted.number]:
+            self.waits.discard(key)
+            held = self.held.get(key)
+            if held is not None and held.state == KEPT and hosted.number in self.asks:
+                effects += self._go_on(hosted, held)
+        return effects
 
     def on_written(self, hosted: Hosted | None, done: RangeWritten) -> list[Any]:
         held = self.held.get((done.job, done.range))
@@ -123,6 +154,7 @@ class Saving:
             self._drop(key)
 
     def _drop(self, key: tuple[int, int]) -> None:
+        self.waits.discard(key)
         held = self.held.pop(key, None)
         if held is not None:
             self._let_go(held)

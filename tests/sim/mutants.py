@@ -43,7 +43,7 @@ from . import sabotage as act
 from . import sabotage_channel as talk
 from . import sabotage_rows as rows_act
 from .mutant import Mutant, installed
-from .mutants_copies import AIDS_OF_COPIES, MUTANTS_OF_COPIES
+from .mutants_copies import AIDS_OF_COPIES, MUTANTS_OF_COPIES, OPEN_OF_COPIES
 from .ordered import registered
 from .repeats import Twice
 from .summing import Summed
@@ -229,5 +229,7 @@ def hunt_all(say: Callable[[str], None]) -> bool:
             say(f"caught   {mutant.title}: seed {caught.seed}, {seconds:.1f} s: {caught.how[:150]}")
     for rule, reason in AIDS + AIDS_OF_COPIES:
         say(f"aid      {rule}: {reason}")
+    for mutant in OPEN_OF_COPIES:
+        say(f"open     {mutant.title}: no weather here shows it yet")
     say(f"{len(MUTANTS) - len(survivors)} of {len(MUTANTS)} mutants caught" + (f"; survivors: {survivors}" if survivors else ""))
     return not survivors

@@ -149,8 +149,10 @@ class Truth:
             heard_us = max(since_us, self._heard.get((process.node_id, name), 0))
             if now_us - heard_us < self._dead_us * 9 // 10:
                 raise Violation(f"{process.name} declares {name} dead, which it heard {now_us - heard_us} us ago")
-            if now_us - since_us < self._dead_us * 19 // 10:
-                raise Violation(f"{process.name} blames {name} for a silence, {now_us - since_us} us after it began to lead")
+            reign = reign_of(process.machine)
+            begun_us = reign.members.start_us if reign is not None else 0
+            if now_us - begun_us < 2 * self._dead_us:
+                raise Violation(f"{process.name} blames {name} for a silence, {now_us - begun_us} us after it began")
             self._check_not_cut_off(process, name)
         elif name not in self.ended and name not in self.false_exits:
             raise Violation(f"{process.name} declares {name} dead ({why}), which lives")

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from plugml.runtime import checkpoints
@@ -177,3 +178,40 @@ def test_a_full_disk_costs_a_checkpoint_and_nothing_else(desk: Place, small: Pat
     found, problems = checkpoints.newest(small)
     assert found is not None and not problems and found.clock > before.clock
 
+
+
+PIECES = """
+import sys, time
+import numpy as np
+from plugml.client import attach
+plug = attach()
+print("begins at clock", plug.clock, flush=True)
+for piece in plug.pieces():
+    number = int(piece.text.rpartition("p")[2].partition(".")[0])
+    time.sleep(0.15)
+    one = np.zeros(24, np.int64)
+    one[number] = 1
+    plug.step({"seen": one, "rows": (np.array([number, number + 1], np.uint32), np.ones((2, 3), np.float32) * (number + 1))})
+    print("did", plug.clock, flush=True)
+"""
+
+
+def test_pieces_and_rows_go_on_where_they_were(desk: Place) -> None:
+    """Each piece counts exactly once, the ones that were out at the checkpoint again as a whole."""
+    desk.write("pieces.py", PIECES)
+    (desk.directory / "in").mkdir()
+    for number in range(24):
+        desk.write(f"in/p{number}.txt", "x")
+    words = ("run", "-n", "3", "--name", "work", "--table", "seen=24:i64,optimizer=add", "--table", "rows=sparse,width=3,rows=100,lr=1")
+    words = (*words, "--combine", "sum", "--servers", "2", "--pieces", "in/p*.txt", "--resume", "auto", "--export", "raw", "--", sys.executable, "pieces.py")
+    running = desk.start(*words)
+    running.heard("did 3")
+    running.send(signal.SIGTERM)
+    assert "checkpoint of clock" in running.ended(75).stderr
+    desk.run(*words)
+    result = desk.directory / "plugml-runs" / "work"
+    assert set(np.frombuffer((result / "seen.bin").read_bytes(), np.int64)) == {1}
+    rows = np.frombuffer((result / "rows.idx").read_bytes(), np.uint32)
+    values = np.frombuffer((result / "rows.bin").read_bytes(), np.float32).reshape(-1, 3)
+    found = {int(row): float(-value[0]) for row, value in zip(rows, values, strict=True)}
+    assert found == {row: (row + 1 if row < 24 else 0) + row for row in range(25)}

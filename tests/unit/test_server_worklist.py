@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plugml.server.worklist import Told, Worklist
+from plugml.core.errors import PeerError
+from plugml.server.worklist import REMEMBERED, Told, Worklist
 from plugml.wire.messages import NO_PIECE, SAME_PIECE
 
 
@@ -72,7 +73,7 @@ def test_a_job_without_pieces_has_nothing() -> None:
 
 def test_a_list_longer_than_any_memory_takes_none() -> None:
     work = Worklist(1 << 62, 1 << 62)
-    assert drain_some(work, 3) == [(0, 0), (1, 0), (2, 0)] and len(work.state()) == 4
+    assert drain_some(work, 3) == [(0, 0), (1, 0), (2, 0)] and len(work.state()) == 6
 
 
 def drain_some(work: Worklist, count: int) -> list[Told | None]:
@@ -142,3 +143,34 @@ def test_a_piece_that_its_program_never_saw_is_told_once_more() -> None:
     assert work.ask(0, 1, 9) == Told(1, 0)
     assert work.ask(1, 1, SAME_PIECE) == Told(2, 0)  # to whom nothing was told it is the next one
     work.check()
+
+
+def test_from_a_checkpoint_what_was_out_comes_back_and_what_was_done_behind_the_cut_too() -> None:
+    """Worker 1 is two clocks ahead of the cut: the piece of its clock 5 is not in it."""
+    work = Worklist(9, 1)
+    work.settle(3 + REMEMBERED)
+    for request, clocks in ((1, 3), (2, 4), (3, 5), (4, 6)):
+        work.ask(1, 1, request, clocks)
+    work.ask(2, 1, 1, 4)
+    assert work.state()[0] == 5 and work.done == 3
+    copy = Worklist(9, 1)
+    copy.load(work.dump())
+    assert copy.state() == work.state()
+    copy.rewind(4)
+    copy.check()
+    told = [copy.ask(worker, 1, 1) for worker in (1, 2, 3, 4, 5)]
+    assert [piece.piece for piece in told if piece is not None] == [1, 2, 3, 4, 5] and copy.done == 1
+    assert work.undecided(1, 6, 7) and not work.undecided(1, 6, 6) and not work.undecided(1, 8, 7)
+    work.settle(6 + REMEMBERED)
+    assert work.remembers(6) and not work.remembers(5)
+    work.rewind(6)
+    assert work.done == 3, "everything that is done by then is in a later cut"
+
+
+@pytest.mark.parametrize("late", [[(5, 1), (5, 1)], [(5, 8)], [(5, 3)], [(5, 0), (5, 1), (5, 2)], 7])
+def test_a_copy_that_lies_about_late_pieces_is_refused(late: object) -> None:
+    work = Worklist(9, 1)
+    for request in (1, 2, 3):
+        work.ask(1, 1, request, request)
+    with pytest.raises(PeerError):
+        Worklist(9, 1).load({**work.dump(), "late": late})
