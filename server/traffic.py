@@ -97,8 +97,8 @@ class Traffic:
                 self._turns.later(replica)
 
     def _on_turn(self, sender: str, turn: Turn) -> None:
-        if self._now_us >= self.link.deadline_us():
-            self._emit(self.link.on_time(self._now_us, self._counters()))  # time may not come between turns, and a beat must
+        if self._turns.busy and self._now_us >= self.link.deadline_us():
+            self._emit(self.link.on_time(self._now_us, self._counters()))  # time may not come between slices, and a beat must
         for replica in self._turns.on_turn(self._now_us):
             self._alarms.set(replica)
 

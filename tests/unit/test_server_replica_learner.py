@@ -266,6 +266,14 @@ def test_a_tick_that_was_counted_counts_once_whoever_hears_it_again() -> None:
     assert there.replica(B).range.closed == 1
 
 
+def failures(there: Trio) -> list[str]:
+    """Who has told agents that the job cannot go on, since a clock cannot be closed."""
+    told = [(sender, message) for sender, _, message in there.said if isinstance(message, m.Refuse) and message.worker == m.NOBODY]
+    there.said.clear()
+    assert all("cannot be closed" in message.text for _, message in told)
+    return [sender for sender, _ in told]
+
+
 def test_a_close_that_is_not_finite_fails_on_every_copy_and_is_told_by_whoever_leads() -> None:
     there = Trio(counts(table("n", 1, "f32", "add", combine="sum"), consistency="bsp", workers=2))
     there.map(A, B)
@@ -274,13 +282,13 @@ def test_a_close_that_is_not_finite_fails_on_every_copy_and_is_told_by_whoever_l
     there.said.clear()
     for worker in (0, 1):
         there.tick(0, worker)
-    assert [end.state for end in there.take(m.JobEnd)] == ["failed"]
+    assert failures(there) == [A]
     there.time(LIMITS.replicate_us)
     assert there.replica(B).range.failure is not None
     there.same(A, B)
     there.take()
     there.map(B)
-    assert [(end.state, "cannot be closed" in end.reason) for end in there.take(m.JobEnd)] == [("failed", True)]
+    assert set(failures(there)) == {B}
     there.push(2, 1.0)
     assert [Code(refusal.code).name for refusal in there.take(m.Refuse)] == ["NONFINITE"]
 

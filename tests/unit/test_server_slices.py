@@ -135,7 +135,9 @@ def test_a_step_that_overflows_in_a_later_slice_changes_nothing() -> None:
     assert held.contents.digest() == before
 
 
-def test_an_effect_of_one_slice_is_sent_before_the_next() -> None:
-    machine = Slow(consistency="asp").servers["s0.1"]
+def test_a_beat_that_is_due_goes_out_with_the_next_slice() -> None:
+    there = Slow(consistency="asp")
+    there.push({}, rows=ROWS)
+    machine = there.servers["s0.1"]
     effects = machine.on_message("", Turn(), SLOW.beat_us * 10)
     assert [type(effect.message) for effect in effects if isinstance(effect, Send)] == [m.Beat]
