@@ -142,6 +142,8 @@ def jobs_text(document: dict[str, Any]) -> str:
         if job["state"] == "running":
             lines += [f"  {job['name']}: {line}" for line in job["placement"]]
             lines += [] if job["missing"] else [f"  {job['name']}: {copies_line(job['copies'], job['min_insync'])}"]
+            if job["checkpoint"]["number"]:
+                lines.append(f"  {job['name']}: last checkpoint at clock {job['checkpoint']['clock']:,}, in {job['checkpoint']['dir']}")
             if job["missing"] or job["moves"]:
                 lines.append(f"  {job['name']}: copies missing of {job['missing']} ranges; {job['learners']} ranges are being copied, {job['moves']} copies are to move")
     return "\n".join(lines)

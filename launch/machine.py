@@ -62,6 +62,7 @@ class RunMachine(Interrupted):
         self._unheard = 0  # polls that found the last one unanswered
         self._kill_us: int | None = None
         self._patience_us: int | None = None  # an end does not wait for ever for somebody's word
+        self.lost = False  # servers were, with all that they held: that is why the run ends
         self.interrupted()
         self._handlers: dict[type[Any], Callable[[Any, int], list[Any]]] = {
             e.AgentUp: self._on_agent_up, e.AgentDown: self._on_agent_down, e.ClusterDown: self._on_cluster_down, e.Answer: self._on_answer,
@@ -214,6 +215,7 @@ class RunMachine(Interrupted):
         if state == LOST:
             text = f"the job is lost: {reason or 'a server that held the only copy of a part is gone'}"
             failed = self.saver.nobody_has_it(reason) + self._saved(now_us) if self.phase == SAVING else []
+            self.lost = self.verdict is None
             return [Verdict(LOST, text, EX_WORLD), *failed]
         if state in (STOPPED, FAILED) and self.phase not in (SAVING, CLOSING):
             exit_code = EX_STOPPED if state == STOPPED else EX_WORLD
@@ -222,6 +224,7 @@ class RunMachine(Interrupted):
         return []
 
     def _on_cluster_news(self, event: e.ClusterNews, now_us: int) -> list[Any]:
+        self.lost = self.lost or (event.fatal and self.verdict is None)
         return [Verdict(LOST, event.text, EX_WORLD)] if event.fatal else [e.Tell("warn", event.text)]
 
     # -- the end --------------------------------------------------------------------------------------------------------

@@ -104,6 +104,11 @@ class Run:
     def plan(self) -> RunPlan:
         return self.machine.plan
 
+    @property
+    def lost(self) -> bool:
+        """Whether it ended since its servers did, with a job that wants to go back to a checkpoint then."""
+        return self.finish is not None and self.machine.lost and self.plan.spec.on_lost == "restore"
+
     def train(self) -> None:
         """The run, until it is over and nothing of it is left running."""
         self.loop.set_exception_handler(self._crash)
@@ -356,6 +361,10 @@ class Run:
         self.place.discard(effect.scratch)
         self.say("error", f"the result could not be saved in {effect.directory}: {getattr(error, 'strerror', '') or error}")
         return summary
+
+    def leave(self) -> None:
+        """Another run goes on in its place, which has the last word."""
+        self.screen.close(CLOSE_LIMIT_S)
 
     # -- the end --------------------------------------------------------------------------------------------------------
 

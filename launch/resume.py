@@ -17,6 +17,7 @@ from . import words
 from .plan import RunPlan
 from .saves import AUTO, NEVER
 
+RESTORES_MAX = 3  # from one checkpoint
 #: What a table must be like for its numbers to be its own.
 _TABLE = ("name", "kind", "shape", "dtype", "storage", "index", "optimizer", "init", "init_settings")
 
@@ -35,6 +36,20 @@ def resolve(plan: RunPlan) -> tuple[RunPlan, list[str]]:
         said = [*problems[:1], f"resume=auto: {root} has no checkpoint that is whole; the run begins at clock 0"]
         return plan, said
     return _from(plan, found, problems)
+
+
+def after_loss(plan: RunPlan, ran: RunPlan, restores: dict[int, int]) -> tuple[RunPlan, list[str]] | None:
+    """The servers of a run were lost: the plan that goes back to its last checkpoint, None where there is none, or where that has not helped.
+
+    `ran` is the plan as it was carried out; `restores` counts by clock.
+    """
+    found, _ = checkpoints.newest(Path(ran.checkpoints))
+    if found is None or restores.get(found.clock, 0) >= RESTORES_MAX:
+        return None
+    restores[found.clock] = restores.get(found.clock, 0) + 1
+    saves = plan.saves._replace(resume=AUTO, dir=ran.checkpoints)
+    plan, told = resolve(replace(plan, spec=replace(plan.spec, name=ran.spec.name, resume=""), saves=saves, result_dir=ran.result_dir))
+    return plan, [f"on_lost = restore: {told[-1] if told else ''}"]
 
 
 def _from_directory(plan: RunPlan, place: Path) -> tuple[RunPlan, list[str]]:

@@ -34,6 +34,7 @@ class Interrupted:
     saver: Saver
     _ask: Callable[..., e.Ask]
     _up: bool
+    lost: bool
 
     def interrupted(self) -> None:
         """Nothing has come yet."""
@@ -57,7 +58,7 @@ class Interrupted:
             return self._checkpoint()
         self._signals += 1
         self._ends = self._ends or event.signum == SIGTERM
-        self._save_us = None
+        self._save_us, self.lost = None, False  # whoever ends it does not want it back
         name = words.signal_name(event.signum)
         running = self.crew.which(RUNNING)
         if self._signals > 1:

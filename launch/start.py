@@ -107,17 +107,31 @@ def run_plan(plan: RunPlan, options: Options, environ: Mapping[str, str]) -> int
     early.check()
     plan, told = resume.resolve(plan)
     notes += told
+    restores: dict[int, int] = {}  # by clock
+    while True:
+        code, run = _attempt(plan, options, environ, notes, early)
+        again = resume.after_loss(plan, run.plan, restores) if run.lost else None
+        if again is None:
+            return code if code is not None else run.closing()
+        run.leave()
+        plan, notes = again
+        early = Early()
+
+
+def _attempt(plan: RunPlan, options: Options, environ: Mapping[str, str], notes: list[str], early: Early) -> tuple[int | None, Run]:
+    """One run of the job; its exit code, None where the last lines are not said yet: it may go on from a checkpoint."""
     guard = Guard.start()
     loop = asyncio.new_event_loop()
     try:
         file, note = cluster_of(plan, environ)
         plan, place = claim(plan)
         plan, told = with_checkpoints(plan)
-        notes += told
+        notes = [*notes, note, *told]
         try:
             plan, told = _with_input(plan, place, early)
             run = Run(_signed(plan, place), options, environ, place, file.root, loop, guard)
-            return _on_ground(run, file, [*notes, note, *told], early)
+            _on_ground(run, file, [*notes, *told], early)
+            return (None if run.lost else run.closing()), run
         finally:
             place.release()
     finally:
@@ -159,14 +173,14 @@ def cluster_of(plan: RunPlan, environ: Mapping[str, str]) -> tuple[ClusterFile, 
     return discovery.places(name, root, None, environ)
 
 
-def _on_ground(run: Run, file: ClusterFile, notes: list[str], early: Early) -> int:
+def _on_ground(run: Run, file: ClusterFile, notes: list[str], early: Early) -> None:
     """The run, on a cluster that stands or on one of its own."""
     run.opening(notes)
     run.loop.call_soon(early.hand_over, run.on_signal)
     if run.plan.cluster:
         run.standing = file if file.keeper == "up" else None
         run.train()
-        return run.closing()
+        return
     from .cluster import LocalCluster  # it brings sockets that a joined cluster does not need
 
     for directory in (file.root, file.state):
@@ -191,7 +205,6 @@ def _on_ground(run: Run, file: ClusterFile, notes: list[str], early: Early) -> i
         waiting.cancel()
         run.loop.run_until_complete(asyncio.gather(waiting, return_exceptions=True))
         run.loop.run_until_complete(cluster.stop())
-    return run.closing()
 
 
 def _signed(plan: RunPlan, place: Place) -> RunPlan:

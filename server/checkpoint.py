@@ -16,7 +16,7 @@ from ..wire import messages as m
 from .effects import ManifestWritten, SaveBegun, TidySaves, WriteManifest
 from .hosted import Hosted
 from .link import MasterLink
-from .saves import FUZZY, Saves
+from .saves import Saves
 
 WRITING, COMPLETING, STORING = "writing", "completing", "storing"
 PROBLEM_MAX = 500  # characters of a sentence that go to the master
@@ -32,6 +32,7 @@ class Attempt:
         self.phase = WRITING
         self.primaries = {number: item.primary for number, item in hosted.map.ranges.items()}
         self.written: dict[int, m.Wrote] = {}
+        self.cut: set[int] = set()  # ranges that have what belongs to it
         self.kept = hosted.clock.saves.kept
         self.document = _document(hosted, clock)
         self.request = 0
@@ -53,15 +54,15 @@ class Checkpoints:
         if hosted.number in self._attempts:
             keeps.clock.saves.settle(begun.number, False, 0)
             text = f"checkpoint {self._attempts[hosted.number].number} is still being written"
-            return [Log("checkpoint_skipped", {"job": begun.job, "number": begun.number, "text": text}), *keeps.clock.notices()]
+            line = Log("checkpoint_skipped", {"job": begun.job, "number": begun.number, "text": text})
+            return [line, *keeps.clock.notices(), *self._release(hosted, now_us)]
         wait_us = self._limits.resend_us
         attempt = self._attempts[hosted.number] = Attempt(hosted, begun.number, begun.clock, now_us + wait_us, wait_us)
         return self._ask(hosted, attempt)
 
     def _ask(self, hosted: Hosted, attempt: Attempt) -> list[Any]:
         servers = sorted({server for number, server in attempt.primaries.items() if number not in attempt.written})
-        fuzzy = attempt.document["cut"] == FUZZY and not hosted.closes
-        ask = m.WriteAsk(hosted.number, hosted.keeper[1], hosted.token, attempt.number, attempt.kept, fuzzy)
+        ask = m.WriteAsk(hosted.number, hosted.keeper[1], hosted.token, attempt.number, attempt.kept, not hosted.closes)
         return [Send(server, ask) for server in servers]
 
     def on_wrote(self, hosted: Hosted, sender: str, wrote: m.Wrote, now_us: int) -> list[Any]:
@@ -70,15 +71,28 @@ class Checkpoints:
             return []
         if wrote.problem:
             return self._fail(hosted, attempt, wrote.problem, now_us)
+        attempt.cut.add(wrote.range)
         if wrote.nbytes:
             attempt.written[wrote.range] = wrote
+        freed = self._release(hosted, now_us) if len(attempt.cut) == len(attempt.primaries) else []
         if len(attempt.written) < len(attempt.primaries):
-            return []
+            return freed
         attempt.phase = COMPLETING
         files = {number: (wrote.nbytes, wrote.crc) for number, wrote in attempt.written.items()}
         earlier = tuple(sorted((before, number) for number, wrote in attempt.written.items() for before in wrote.refers))
         root = hosted.spec.checkpoint_dir
-        return [WriteManifest(hosted.number, attempt.number, root, attempt.kept, attempt.document, files, earlier)]
+        return [*freed, WriteManifest(hosted.number, attempt.number, root, attempt.kept, attempt.document, files, earlier)]
+
+    @staticmethod
+    def _release(hosted: Hosted, now_us: int) -> list[Any]:
+        """Every range has its part of the cut: members that were held at it go on."""
+        keeps = hosted.keeps
+        if keeps is None or keeps.clock is None or not keeps.clock.saves.holding:
+            return []
+        effects: list[Any] = []
+        for sender, tick in keeps.clock.saves.release():
+            effects += keeps.on_clock(sender, tick, now_us)
+        return effects
 
     def on_manifest(self, hosted: Hosted, done: ManifestWritten, now_us: int) -> list[Any]:
         attempt = self._attempts.get(hosted.number)
@@ -112,7 +126,7 @@ class Checkpoints:
         place = hosted.spec.checkpoint_dir
         line = Log("checkpoint_failed", {"job": hosted.number, "number": attempt.number, "clock": attempt.clock, "text": problem})
         told = self._link.ask_save(hosted.number, attempt.number, attempt.clock, place, problem[:PROBLEM_MAX] or "?", now_us)[1]
-        return [line, TidySaves(place, attempt.number, 0), *told, *self._settle(hosted, attempt, False)]
+        return [line, TidySaves(place, attempt.number, 0), *told, *self._settle(hosted, attempt, False), *self._release(hosted, now_us)]
 
     @staticmethod
     def _settle(hosted: Hosted, attempt: Attempt, kept: bool) -> list[Any]:

@@ -199,7 +199,8 @@ class ClockMachine:
         return self._standing(None)
 
     def _on_save_ask(self, sender: str, ask: m.SaveAsk) -> m.Standing:
-        self.saves.ask(ask.after)
+        number = self.saves.ask(ask, self.members.farthest)
+        self._news += [SaveBegun(self.job, number, ask.held)] if number else []
         return self._standing(None)
 
     def _on_next_ask(self, sender: str, ask: m.NextAsk) -> m.NextTold | m.Refuse | None:
@@ -372,16 +373,15 @@ class ClockMachine:
 
     def rewind(self, clocks: int) -> None:
         """Loaded from a checkpoint whose cut lies behind so many closed clocks: all incarnations are over, and nothing is under way."""
-        if self._closes:
-            self.closed = clocks
-            self.outbox.rewind(clocks)
-        self.members.rewind(clocks if self._closes else -1)
-        self._ticks, self._asked_to_stop, self.failure = {}, False, None
+        self.closed = clocks  # none without closes
+        self.outbox.rewind(clocks)
+        clocks = clocks if self._closes else self.saves.clock_of_cut
+        self.members.rewind(clocks)
         self.claims.rewind()
-        self.stop_clock = self._spec.stop_clock or -1
-        self.twins = Twins()
-        self.work.rewind(clocks)
-        self.saves.rewind(self._spec, clocks if self._closes else self.members.slowest)
+        self._ticks, self.twins, self.failure = {}, Twins(), None
+        self.stop_clock, self._asked_to_stop = self._spec.stop_clock or -1, False
+        self.work.rewind(max(0, clocks))
+        self.saves.rewind(self._spec, self.members.slowest)
         self._count_agents()
 
     # -- what must always hold

@@ -24,8 +24,9 @@ def consider(clock: ClockMachine, sender: str, message: Any, now_us: int) -> Ver
         if message.worker == m.NOBODY or not _news(clock, sender, message):
             return clock.on_message(sender, message, now_us)
         return m.Join(*message)  # by speaking an incarnation joins, and an agent says that it speaks for it
-    if type(message) is m.SaveAsk and (message.after < clock.saves.begun or clock.saves.asked):
-        return clock.on_message(sender, message, now_us)
+    if type(message) is m.SaveAsk:
+        asked = message._replace(held=0)
+        return clock.on_message(sender, asked, now_us) if asked.after < clock.saves.begun or clock.saves.asked else asked
     if type(message) is m.Tick:
         clock.weights(message.weights)
         member = clock.members.get(message.worker)
@@ -33,6 +34,9 @@ def consider(clock: ClockMachine, sender: str, message: Any, now_us: int) -> Ver
             return clock.on_message(sender, message, now_us)
         if clock.too_far(message.clock):
             return []  # the agent asks again
+        if clock.saves.stops(sender, message):
+            held = clock.saves.all_held(clock.members.rows.values())
+            return m.SaveAsk(*message[:3], clock.saves.begun, clock.saves.holding) if held else []
     return message  # type: ignore[no-any-return]
 
 

@@ -14,6 +14,7 @@ from ..core.limits import Limits
 from ..wire import messages as m
 from .checkpoint import Checkpoints
 from .effects import Cut, ManifestWritten, RangeRead, RangeWritten, SaveBegun, Warm
+from .hosted import Hosted
 from .link import MasterLink
 from .memory import Memory
 from .saving import Saving
@@ -54,6 +55,7 @@ class SaveTraffic(Traffic):
         hosted = self.jobs.get(wrote.job)
         if hosted is not None:
             self._emit(self.checkpoints.on_wrote(hosted, sender, wrote, self._now_us))
+            self._after_clock(hosted)
 
     def _on_range_written(self, sender: str, done: RangeWritten) -> None:
         self._emit(self.saving.on_written(self.jobs.get(done.job), done))
@@ -62,6 +64,12 @@ class SaveTraffic(Traffic):
         hosted = self.jobs.get(done.job)
         if hosted is not None:
             self._emit(self.checkpoints.on_manifest(hosted, done, self._now_us))
+            self._after_clock(hosted)
+
+    def _after_clock(self, hosted: Hosted) -> None:
+        """Ticks that were held are entries now."""
+        if hosted.keeps is not None:
+            self._after(hosted.keeps)
 
     def _on_range_read(self, sender: str, read: RangeRead) -> None:
         """What a range of a job that goes on from a checkpoint starts from."""

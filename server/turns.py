@@ -27,7 +27,7 @@ class Turns:
 
     def apply(self, replica: Replica, now_us: int) -> None:
         """Now, as far as this event may; the rest later."""
-        if not (replica.queued or replica.suspended) and self.left_bytes > 0:
+        if self.left_bytes > 0 and not (replica.queued or replica.suspended or self.busy):
             self.left_bytes, effects = replica.apply(self.left_bytes, _MANY, now_us)
             self._emit(effects)
         if replica.ready:

@@ -93,12 +93,16 @@ class Standing(NamedTuple):
 
 
 class SaveAsk(NamedTuple):
-    """Make a checkpoint as soon as it can be, unless one has begun since number `after`.  Answered by Standing, for nobody."""
+    """Make a checkpoint as soon as it can be, unless one has begun since number `after`.  Answered by Standing, for nobody.
+
+    `held`: the keeper's own word, which no agent has: all members are held at this clock (SSP), the cut is now.
+    """
 
     job: int
     epoch: int
     token: int
     after: int
+    held: int = 0
 
 
 class StopAsk(NamedTuple):

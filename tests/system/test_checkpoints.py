@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from plugml.runtime import checkpoints
-from tests.system.run_kit import Place, Running, place, wait_for  # noqa: F401
+from tests.system.run_kit import Place, Running, end_pid, find_child, place, wait_for  # noqa: F401
 
 #: Each step depends on the values, the worker and the clock: whatever was lost, doubled or mixed up shows.
 TRAINER = """
@@ -215,3 +215,21 @@ def test_pieces_and_rows_go_on_where_they_were(desk: Place) -> None:
     values = np.frombuffer((result / "rows.bin").read_bytes(), np.float32).reshape(-1, 3)
     found = {int(row): float(-value[0]) for row, value in zip(rows, values, strict=True)}
     assert found == {row: (row + 1 if row < 24 else 0) + row for row in range(25)}
+
+
+def test_a_lost_server_takes_the_run_back_to_its_checkpoint(desk: Place) -> None:
+    wanted = whole_run(desk, 40)
+    running = desk.start(*RUN, "--servers", "2", "--copies", "1", "--on-lost", "restore", "--checkpoint-every", "5", *trainer(40))
+    running.heard("did 13")
+    wait_for(lambda: kept(desk) >= 10, "a checkpoint of clock 10")
+    end_pid(find_child(running.pid, ["server", "s1"])[0])
+    said = running.ended(0).stderr
+    assert "the job is lost: server s1 held the only copy" in said and "on_lost = restore: going on from the checkpoint of clock" in said
+    assert weights(desk) == wanted and desk.result("job")["state"] == "finished"
+
+
+def test_a_lost_server_ends_a_run_that_has_no_checkpoint(desk: Place) -> None:
+    running = desk.start(*RUN, "--copies", "1", "--on-lost", "restore", *trainer(400))
+    running.heard("did 3")
+    end_pid(find_child(running.pid, ["server", "s0"])[0])
+    assert "the job is lost" in running.ended(1).stderr

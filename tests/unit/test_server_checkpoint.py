@@ -148,6 +148,67 @@ def test_a_range_that_gets_another_primary_ends_the_attempt_loudly(tmp_path: Pat
     assert 1 not in world.master.stored and 1 not in checkpoints.numbers(tmp_path) and world.master.stored
 
 
+def sums(world: SaveWorld) -> set[float]:
+    """Every number of every range, on its primary."""
+    found: set[float] = set()
+    for number, item in world.master.map.ranges.items():
+        dump = world.servers[item.primary].jobs[1].ranges[number].dump()
+        found |= {float(value) for array in dump.arrays.values() for value in array}
+    return found
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("copies", [1, 2])
+def test_where_members_are_held_the_cut_is_exact_without_closes(tmp_path: Path, seed: int, copies: int) -> None:
+    """SSP: nobody comes beyond the cut before every range has it; what is kept are the pushes of the clocks before it."""
+    world = SaveWorld(spec_of(tmp_path, every=4, copies=copies, consistency="ssp:2"), seed, servers=3, loss=0.05)
+    agents = [Stepper(world, worker, 14, reads=False) for worker in range(WORKERS)]
+    world.master.begin()
+    assert world.run(lambda: all(agent.done for agent in agents), 60 * SECOND), [(agent.clock, list(agent.owed)) for agent in agents]
+    quiet(world)
+    assert sums(world) == {sum(range(1, 15))}
+    assert {4} <= set(world.master.stored.values()) <= {4, 8, 12}, "one may come while the one before is written"
+    for found in (checkpoints.whole(tmp_path / checkpoints.folder(number)) for number in checkpoints.numbers(tmp_path)):
+        assert found.cut == "held"
+        again = SaveWorld(spec_of(tmp_path, every=0, copies=2, consistency="ssp:2", resume=str(found.place)), seed, servers=2)
+        more = [Stepper(again, worker, 17, reads=False) for worker in range(WORKERS)]
+        again.master.begin()
+        assert again.run(lambda more=more: all(agent.done for agent in more), 60 * SECOND)
+        assert {agent.first for agent in more} == {found.clock}
+        quiet(again)
+        assert sums(again) == {sum(range(1, 18))}
+
+
+def test_members_are_held_for_one_that_is_asked_for_and_go_on_when_it_fails(tmp_path: Path) -> None:
+    world = SaveWorld(spec_of(tmp_path, every=0, consistency="ssp:2"), 3, loss=0, double=0)
+    world.spoil = lambda effect: RangeWritten(effect.job, effect.range, 1, 0, 0, (), "no") if isinstance(effect, WriteRange) and effect.number == 1 else None
+    agents = [Stepper(world, worker, 30, reads=False) for worker in range(WORKERS)]
+    world.master.begin()
+    for number in (0, 1):
+        assert world.run(lambda number=number: agents[0].clock == 5 + 8 * number, 20 * SECOND)
+        agents[0].owe("save", agents[0].to_clock(m.SaveAsk, number))
+        assert world.run(lambda number=number: len(world.master.stored) + len(world.master.problems) > number, 20 * SECOND)
+        del agents[0].owed["save"]
+    assert world.run(lambda: all(agent.done for agent in agents), 60 * SECOND)
+    assert set(world.master.problems) == {"no"} and list(world.master.stored) == [2]
+
+
+def test_without_order_the_cut_is_fuzzy_and_each_goes_on_where_it_stood(tmp_path: Path) -> None:
+    world = SaveWorld(spec_of(tmp_path, every=3, consistency="asp"), 4, loss=0, double=0)
+    agents = [Stepper(world, worker, 12, reads=False) for worker in range(WORKERS)]
+    world.master.begin()
+    assert world.run(lambda: all(agent.done for agent in agents), 60 * SECOND)
+    quiet(world)
+    found = newest(tmp_path)
+    assert found.cut == "fuzzy" and found.clock >= 3
+    again = SaveWorld(spec_of(tmp_path, every=0, consistency="asp", resume=str(found.place)), 5, servers=2)
+    more = [Stepper(again, worker, 14, reads=False) for worker in range(WORKERS)]
+    again.master.begin()
+    assert again.run(lambda: all(agent.done for agent in more), 60 * SECOND)
+    assert all(agent.first >= found.clock for agent in more)
+    assert min(sums(again)) >= sum(range(1, 15)), "nothing is lost"
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_happens_what_is_stored_is_whole_and_exactly_its_clock(tmp_path: Path, seed: int) -> None:
     world = SaveWorld(spec_of(tmp_path, copies=2, every=2), seed, servers=3, loss=0.1)

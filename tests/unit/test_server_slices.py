@@ -11,6 +11,7 @@ from plugml.core.effects import Send
 from plugml.core.jobmap import FINISHED
 from plugml.core.limits import Limits
 from plugml.server.effects import Turn
+from plugml.server.turns import Turns
 from plugml.wire import messages as m
 from tests.scenario.kit import Box, job, table
 from tests.scenario.sparse import sparse_table
@@ -141,3 +142,29 @@ def test_a_beat_that_is_due_goes_out_with_the_next_slice() -> None:
     machine = there.servers["s0.1"]
     effects = machine.on_message("", Turn(), SLOW.beat_us * 10)
     assert [type(effect.message) for effect in effects if isinstance(effect, Send)] == [m.Beat]
+
+
+class Fake:
+    """A copy with one entry, which is applied in one go, or is applied in part already."""
+
+    def __init__(self, suspended: bool) -> None:
+        self.suspended = suspended
+        self.queued = self.gone = False
+        self.ready = True
+        self.applied = 0
+
+    def apply(self, left_bytes: int, most: int, now_us: int) -> tuple[int, list[Any]]:
+        self.applied += 1
+        self.suspended = self.ready = False
+        return left_bytes, []
+
+
+def test_no_other_entry_is_applied_while_one_is_applied_in_part() -> None:
+    """What the master says comes in between, and may make entries of its own."""
+    turns = Turns(100, lambda effects: None)
+    large, other = Fake(True), Fake(False)
+    turns.later(large)  # type: ignore[arg-type]
+    turns.apply(other, 0)  # type: ignore[arg-type]
+    assert turns.busy and not other.applied and other.queued
+    assert turns.wants_turn() and turns.on_turn(0) == [large, other]
+    turns.check()
