@@ -13,7 +13,6 @@ from ..core.errors import PeerError
 from ..wire.messages import NO_PIECE, SAME_PIECE
 from . import plain
 
-
 REMEMBERED = 8  # clocks
 
 
