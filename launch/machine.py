@@ -264,7 +264,7 @@ class RunMachine:
         if self._registered:
             self.phase = ENDING
         self._kill_us = now_us + self.plan.grace_us
-        return [*([] if verdict.state == STOPPED else [e.Tell("error", verdict.reason)]), *self.crew.end()]
+        return [*([] if verdict.state in (STOPPED, FINISHED) else [e.Tell("error", verdict.reason)]), *self.crew.end()]
 
     def _kill(self) -> list[Any]:
         self._kill_us = None
