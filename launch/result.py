@@ -29,6 +29,7 @@ from .export_files import values_of, write_formats
 from .plan import NAMES_MAX, RunPlan
 
 LOGS = "logs"
+FAILED = "failed"
 DOCUMENT = "result.json"
 _CHUNK_BYTES = 1 << 22
 _DOCUMENT_BYTES_MAX = 1 << 26
@@ -127,7 +128,7 @@ def _look(directory: Path, plan: RunPlan) -> None:
         pass  # it will be made
     except OSError as error:  # a name that is too long, a file on the way
         raise _not_writable(directory, error) from error
-    inside = [directory / name for name in (LOGS, *(f"w{worker}" for worker in range(plan.workers)), "failed", *["best"] * plan.rules.keep_best)]
+    inside = [directory / name for name in (LOGS, *(f"w{worker}" for worker in range(plan.workers)), FAILED, *["best"] * plan.rules.keep_best)]
     for place in (directory, *inside):
         while not os.path.lexists(place) and place != place.parent:
             place = place.parent
@@ -136,6 +137,10 @@ def _look(directory: Path, plan: RunPlan) -> None:
         if not os.access(place, os.W_OK | os.X_OK):
             read_only = os.statvfs(place).f_flag & os.ST_RDONLY
             raise _not_writable(directory, OSError(errno.EROFS, f"{place} " + ("is read-only" if read_only else "may not be written by you")))
+    for place in (directory, directory / FAILED):
+        strange = [name for name in file_names(plan.spec.tables, plan.formats) if os.path.lexists(place / name) and name not in _files_before(place)]
+        if strange:
+            raise UsageError(f"{place / strange[0]} is there, and no run has made it: choose another place with --result DIR")
 
 
 def _in_use(directory: Path) -> UsageError:
@@ -264,13 +269,16 @@ def _sum(path: Path) -> int:
 
 
 def _files_before(directory: Path) -> set[str]:
-    """Files of values that an earlier result in this place says it has."""
-    try:
-        with (directory / DOCUMENT).open("rb") as file:
-            listed = json.loads(file.read(_DOCUMENT_BYTES_MAX))["files"]
-        return {name for name in listed if "/" not in name and name.endswith(_SUFFIXES)}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return set()  # none, or none of ours
+    """Files of values that an earlier result in this place says it has, or that a run was about to rename when it was killed."""
+    names: set[str] = set()
+    for document in (directory / DOCUMENT, *directory.glob(f".saving-*/{DOCUMENT}")):
+        try:
+            with document.open("rb") as file:
+                listed = json.loads(file.read(_DOCUMENT_BYTES_MAX))["files"]
+            names |= {name for name in listed if "/" not in name and name.endswith(_SUFFIXES)}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue  # none, or none of ours
+    return names
 
 
 def _sync(path: Path) -> None:

@@ -25,7 +25,7 @@ from plugml.launch.main import SIGNALS
 from plugml.launch.output import QUEUE_BYTES_MAX, Screen, WorkerOutput
 from plugml.launch.plan import RunPlan, make_plan
 from plugml.launch.progress import Progress
-from plugml.launch.result import claim, publish
+from plugml.launch.result import claim, publish, would_claim
 from plugml.launch.start import Early, EarlyEndError
 from plugml.runtime.output import Splitter
 from plugml.shm_protocol.info import Info
@@ -540,3 +540,20 @@ def test_an_agent_of_another_version_is_named(tmp_path: Path) -> None:
 
 def test_one_cpu_and_one_worker_are_not_several() -> None:
     assert thread_note({}, 1, 1).startswith("1 CPU for 1 worker: ") and thread_note({}, 2, 3).startswith("2 CPUs for 3 workers: ")
+
+
+@pytest.mark.parametrize("name", ["w.bin", "tables.npz"])
+def test_a_file_that_no_run_has_made_is_not_overwritten(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    for take in (claim, would_claim):
+        with pytest.raises(UsageError, match=f"{name} is there, and no run has made it: choose another place with --result DIR"):
+            take(plan(tmp_path, result=str(tmp_path)))
+    (tmp_path / "result.json").write_text(json.dumps({"files": [name, "result.json"]}))
+    claim(plan(tmp_path, result=str(tmp_path)))[1].release()
+
+
+def test_what_a_run_had_renamed_when_it_was_killed_is_no_strangers(tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_text("ours")
+    (tmp_path / ".saving-x").mkdir()
+    (tmp_path / ".saving-x" / "result.json").write_text(json.dumps({"files": ["w.bin"]}))
+    claim(plan(tmp_path, result=str(tmp_path)))[1].release()
