@@ -346,7 +346,7 @@ class RunMachine:
             told = e.Tell("info", "nothing was pushed, so there is no result to save")
             return [told, *self._close(now_us)]
         last_look = [] if self.plan.at_clocks or not self._up else [self._ask("standing")]  # how stale the last pushes were
-        return [*last_look, *self.saver.begin(self.verdict.state == FAILED)]
+        return [*last_look, *self.saver.begin(self.verdict.state)]
 
     def _on_saving(self, event: Any, now_us: int) -> list[Any]:
         """What became of a step towards the result."""

@@ -62,6 +62,7 @@ class RunPlan:
     rules: Rules = field(default=Rules())
     formats: tuple[str, ...] = DEFAULT  # of the result
     notes: tuple[str, ...] = field(default=())  # said once at the start
+    finished_before: bool = False  # an earlier run has left its finished result in the place
 
     @property
     def workers(self) -> int:

@@ -19,6 +19,7 @@ from plugml.core.errors import RootError, UsageError, WorldError
 from plugml.launch import effects as e
 from plugml.launch import host, words
 from plugml.launch.agentlink import AgentLink
+from plugml.launch.crew import Crew
 from plugml.launch.environment import thread_note, thread_variables, threads_each, worker_environment
 from plugml.launch.guard import Guard
 from plugml.launch.main import SIGNALS
@@ -26,6 +27,7 @@ from plugml.launch.output import QUEUE_BYTES_MAX, Screen, WorkerOutput
 from plugml.launch.plan import RunPlan, make_plan
 from plugml.launch.progress import Progress
 from plugml.launch.result import claim, publish, would_claim
+from plugml.launch.saving import Saver
 from plugml.launch.start import Early, EarlyEndError
 from plugml.runtime.output import Splitter
 from plugml.shm_protocol.info import Info
@@ -557,3 +559,15 @@ def test_what_a_run_had_renamed_when_it_was_killed_is_no_strangers(tmp_path: Pat
     (tmp_path / ".saving-x").mkdir()
     (tmp_path / ".saving-x" / "result.json").write_text(json.dumps({"files": ["w.bin"]}))
     claim(plan(tmp_path, result=str(tmp_path)))[1].release()
+
+
+@pytest.mark.parametrize(("state", "aside"), [("finished", True), ("stopped", False)])
+def test_what_was_cut_short_does_not_cover_a_finished_result(tmp_path: Path, state: str, aside: bool) -> None:
+    (tmp_path / "result.json").write_text(json.dumps({"state": state, "files": []}))
+    made, place = claim(plan(tmp_path, result=str(tmp_path)))
+    place.release()
+    saver = Saver(Crew(made, "here", "", lambda *_words, **_more: None, 0), lambda *_words, **_more: None, "")
+    saver.begin("stopped")
+    assert saver.place == (f"{tmp_path}/stopped" if aside else str(tmp_path))
+    saver.begin("finished")
+    assert saver.place == str(tmp_path)
