@@ -571,3 +571,17 @@ def test_what_was_cut_short_does_not_cover_a_finished_result(tmp_path: Path, sta
     assert saver.place == (f"{tmp_path}/stopped" if aside else str(tmp_path))
     saver.begin("finished")
     assert saver.place == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("tail", "last_error", "status", "advised"),
+    [
+        (("ValueError: bad row",), "", 1, True),
+        (("plugml.client.errors.ChannelError: SIZE: w has shape (9,)",), "", 1, False),
+        ((), "NONFINITE at clock 3: element 0 of table w is nan", 2, False),
+        ((), "NONFINITE at clock 3: element 0 of table w is nan", 127, True),
+    ],
+)
+def test_what_plugml_refused_is_not_to_be_tried_alone(tail: tuple[str, ...], last_error: str, status: int, advised: bool) -> None:
+    text = words.failure_lines(1, "here", ["./t"], status, 1, "at clock 4", tail, last_error, "/logs/w1.log")
+    assert ("  try: " in text) == advised
