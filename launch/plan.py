@@ -192,7 +192,8 @@ def _commands_of(said: Description) -> tuple[tuple[str, ...], ...]:
     if said.groups:
         commands = tuple(tuple(command) for command, count in said.groups for _ in range(count))
         if workers is not None and workers != len(commands):
-            raise UsageError(f"workers = {workers}, but {len(commands)} are described one by one; keep one of the two")
+            are = "is" if len(commands) == 1 else "are"
+            raise UsageError(f"workers = {workers}, but {len(commands)} {are} described one by one; keep one of the two")
         return commands
     if not said.command:
         raise UsageError("nothing to run: put the command after `--`, e.g. plugml run -n 4 --table w=10,64 -- ./trainer data.csv")

@@ -173,7 +173,7 @@ def wait_line(job: str, clock: int, worker: int, silent_us: int, spoke: bool, st
             f"{head}, which has not said hello for {span(silent_us)}: its program (pid {pid}) has not touched its channel. "
             f"If it is not to take part, unplug it: plugml channel --close {job}.{worker}"
         )
-    return f"{head}, last seen {span(silent_us)} ago"
+    return f"{head}, last seen {span(silent_us)} ago (pid {pid}). Without it the others go on after: plugml channel --close {job}.{worker}"
 
 
 # -- failures and the end ---------------------------------------------------------------------------------------------

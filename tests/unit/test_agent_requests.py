@@ -375,3 +375,12 @@ def test_a_push_without_weight_takes_part_in_its_clock_and_moves_nothing(model: 
         assert full.answer().ok and empty.answer().ok
     assert full.do("pull").ok
     np.testing.assert_array_equal(full.param(), np.ones(40))
+
+
+def test_a_wait_for_first_values_names_the_call_that_gives_them() -> None:
+    world, program = plugged(workers=2, table={"init": "program"})
+    world.plug("digits", 1)
+    program.begin("step", ONES)
+    world.run(12.0)
+    (text,) = [document["text"] for document in world.told if document.get("event") == "waiting"]
+    assert text == "clock 0: waiting for initial values of table w; a program gives them by `init`"

@@ -585,3 +585,8 @@ def test_what_was_cut_short_does_not_cover_a_finished_result(tmp_path: Path, sta
 def test_what_plugml_refused_is_not_to_be_tried_alone(tail: tuple[str, ...], last_error: str, status: int, advised: bool) -> None:
     text = words.failure_lines(1, "here", ["./t"], status, 1, "at clock 4", tail, last_error, "/logs/w1.log")
     assert ("  try: " in text) == advised
+
+
+def test_a_wait_for_a_worker_says_what_can_be_done() -> None:
+    for spoke in (False, True):
+        assert "plugml channel --close t.1" in words.wait_line("t", 3, 1, 10_000_000, spoke, "S", 77)
