@@ -233,7 +233,7 @@ class Referee:
         """For the summary."""
         best = self._judge.best
         return {
-            "stopped_by": self.ended_by(), "stop_clock": self.stop_clock, "metric": self._rules.metric_name,
+            "stopped_by": self.ended_by(), "stop_clock": self.stop_clock, "metric": self._rules.metric_name if self._rules.command else "",
             "evaluations": [{"clock": reading.clock, "value": number(reading.value)} for reading in self.readings],
             "evaluations_failed": self.failures,
             "best": {"clock": best.clock, "value": number(best.value), "dir": self.best_place} if best else None,

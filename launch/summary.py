@@ -21,7 +21,7 @@ def summary(crew: Crew, watch: Watch, referee: Referee, saver: Saver, verdict: V
         "job": plan.spec.name, "cluster": cluster, "state": verdict.state, "reason": verdict.reason,
         "exit_code": verdict.exit_code, "exit_of": verdict.whose,
         "workers": [worker.to_document() for worker in crew.workers],
-        "closed": watch.closed, "uneven": words.uneven({worker.number: worker.clocks for worker in crew.workers}),
+        "closed": watch.closed if plan.at_clocks else None, "uneven": words.uneven({worker.number: worker.clocks for worker in crew.workers}),
         "warnings": list(crew.warnings), **rules, "staleness": watch.staleness,
         "data": data.document(plan.data, plan.workers, plan.result),
         "result": saver.saved, "rescued": saver.rescued, "files": list(saver.files), "seconds": us // 1000 / 1000,

@@ -340,3 +340,13 @@ def test_shrink_says_which_files_nobody_reads_any_more() -> None:
     t.train(2)
     t.exit(0, -9)
     assert "going on without it (shrink): no longer seen: x0, x3" in t.text
+
+
+@pytest.mark.parametrize(("model", "closed"), [("bsp", 4), ("ssp:1", None)])
+def test_a_summary_names_no_metric_and_no_clock_that_there_is_not(model: str, closed: int | None) -> None:
+    t = Theatre(workers=1, consistency=model).start()
+    t.train(4)
+    t.machine.watch.closed = 4 if closed else 0
+    t.exit(0, 0)
+    summary = ends(t, 0, "finished")
+    assert summary["metric"] == "" and summary["closed"] == closed

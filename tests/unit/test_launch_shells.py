@@ -590,3 +590,12 @@ def test_what_plugml_refused_is_not_to_be_tried_alone(tail: tuple[str, ...], las
 def test_a_wait_for_a_worker_says_what_can_be_done() -> None:
     for spoke in (False, True):
         assert "plugml channel --close t.1" in words.wait_line("t", 3, 1, 10_000_000, spoke, "S", 77)
+
+
+def test_the_first_line_of_progress_knows_the_rate() -> None:
+    screen = Screen(os.open(os.devnull, os.O_WRONLY), os.open(os.devnull, os.O_WRONLY))
+    line = Progress(screen, False, False, False, 0).take(e.Picture({0: 5}, 5, 0, 1), 5_000_000)
+    screen.close(LIMIT_S)
+    for fd in screen._fds.values():
+        os.close(fd)
+    assert "clock 5, 1.0 clocks/s" in line
