@@ -23,6 +23,7 @@ from .asked import TEXT_MAX, Ticket, checked, no, yes
 from .channel import Channel
 from .exports import Exports
 from .house import House
+from .launchers import NAME_REASON, Launchers, end_of
 from .router import Job
 from .stops import Stops
 
@@ -64,6 +65,7 @@ class Desk:
         house.farewell = self.farewell
         self.exports = Exports(house)
         self.stops = Stops(house)
+        self.launchers = Launchers(house)
         self.ended: dict[tuple[int, int], Ended] = {}  # (job, worker)
         self._ops: dict[str, Callable[[Ticket, dict[str, Any], int], list[Any]]] = {
             "hello": self._hello, "register": self._register, "attach": self._attach, "opened": self._opened,
@@ -97,6 +99,7 @@ class Desk:
         self.for_channel = _without(self.for_channel, gone)
         self.for_orphan = _without(self.for_orphan, gone)
         self.stops.on_hung(gone)
+        self.launchers.on_hung(gone, now_us)
         return self.exports.on_hung(gone)
 
     def _hello(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
@@ -110,10 +113,10 @@ class Desk:
         return yes(ticket, {"counters": self.house.counters(), "registered": self.house.link.registered, "staleness": stale})
 
     def on_time(self, now_us: int) -> list[Any]:
-        return self.exports.on_time(now_us) + self.stops.on_time(now_us)
+        return self.exports.on_time(now_us) + self.stops.on_time(now_us) + self.launchers.on_time(now_us)
 
     def deadline_us(self, latest_us: int) -> int:
-        return self.stops.deadline_us(self.exports.deadline_us(latest_us))
+        return self.launchers.deadline_us(self.stops.deadline_us(self.exports.deadline_us(latest_us)))
 
     # -- jobs
 
@@ -123,6 +126,9 @@ class Desk:
             ticket.job = self.house.job(fields["job"], ticket.spec.name)
             return self._with_map(ticket, now_us)
         known = self.house.jobs.get(self.house.names.get(ticket.spec.name, 0))
+        if known is not None and self.launchers.is_followed(known, ticket.spec):
+            ticket.job = known
+            return self._ask_master(ticket, end_of(known, NAME_REASON), now_us)
         return self._ask_job(ticket, known.number if known is not None and known.ended() is not None else 0, now_us)
 
     def _ask_job(self, ticket: Ticket, after: int, now_us: int) -> list[Any]:
@@ -143,20 +149,20 @@ class Desk:
     def _end(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
         if fields["state"] not in ENDS:
             raise UsageError(f"end: state {shown(fields['state'])} is none of {', '.join(ENDS)}")
-        job = self._known(fields)
+        job = self._known(ticket, fields)
         state, reason = fields["state"], fields["reason"][:TEXT_MAX]
         return self._ask_master(ticket, lambda number: m.JobEnd(number, job.number, state, reason), now_us)
 
     def _stop(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
         """A stop rule has fired: let all workers end at one clock."""
-        job = self._known(fields)
+        job = self._known(ticket, fields)
         ended = job.ended()
         if ended is not None:
             return no(ticket, *ended)
         return self.stops.begin(ticket, job, fields["reason"][:TEXT_MAX], now_us)
 
     def _checkpoint(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
-        job = self._known(fields)
+        job = self._known(ticket, fields)
         ended = job.ended()
         if ended is not None:
             return no(ticket, *ended)
@@ -166,7 +172,7 @@ class Desk:
 
     def _standing(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
         """What we know; asking the clock anew is for the next time."""
-        job = self._known(fields)
+        job = self._known(ticket, fields)
         document = job.known_document()
         clocks = document["clocks"]
         for channel in self.house.channels.values():
@@ -179,7 +185,7 @@ class Desk:
     # -- workers
 
     def _attach(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
-        ticket.job = self._known(fields)
+        ticket.job = self._known(ticket, fields)
         ticket.worker = fields["worker"]
         return self._with_map(ticket, now_us)
 
@@ -196,6 +202,7 @@ class Desk:
         if ended is not None:
             return no(ticket, *ended)
         if ticket.op == "register":
+            self.launchers.spoke(ticket.connection, job)
             return yes(ticket, {"job": job.number, "spec": job.spec.to_document()})
         if job.failure is not None:
             return no(ticket, *job.failure)
@@ -216,6 +223,7 @@ class Desk:
         ended = job.ended()
         effects += self.exports.on_map(job, moved)
         if ended is not None:
+            self.launchers.forget(job)
             effects += self._refuse_waiting(job, *ended)
         return effects
 
@@ -300,7 +308,7 @@ class Desk:
         """
         if fields["how"] not in HOWS:
             raise UsageError(f"exited: how {shown(fields['how'])} is none of {', '.join(HOWS)}")
-        job = self._known(fields)
+        job = self._known(ticket, fields)
         ticket.job, ticket.worker, ticket.gen = job, fields["worker"], fields["gen"]
         channel = self.house.by_stream.get((job.number, ticket.worker, ticket.gen))
         ticket.how, ticket.clock = fields["how"], fields.get("clock")
@@ -317,6 +325,8 @@ class Desk:
         if not channel.kept and channel.name in self.house.channels:
             effects.append(Log("keeper_gone", {"channel": channel.name, "done_seq": channel.done_seq}))
             effects += self.house.close_channel(channel)
+            self.launchers.on_left(channel)
+            self.launchers.look(channel.number, now_us)
         return effects
 
     def _depart(self, ticket: Ticket, now_us: int) -> list[Any]:
@@ -343,6 +353,7 @@ class Desk:
         if channel is not None:
             self._remember((ticket.job.number, ticket.worker), self._last_words(ticket))
             effects += self.house.close_channel(channel)
+            self.launchers.on_left(channel)
         return effects
 
     def _last_words(self, ticket: Ticket) -> Ended:
@@ -362,7 +373,7 @@ class Desk:
         self.ended[key] = ended
 
     def _export(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
-        job = self._known(fields)
+        job = self._known(ticket, fields)
         if not fields["dir"].startswith("/"):
             raise UsageError(f"export: dir {shown(fields['dir'])} is no absolute path")
         ended = job.ended()
@@ -393,16 +404,18 @@ class Desk:
             return self._on_job_told(ticket, told, now_us)
         if isinstance(told, m.AttachTold):
             return self._on_attach_told(ticket, told, now_us)
+        if ticket.op == "register" and ticket.job is not None:  # the run before has ended
+            return self._ask_job(ticket, ticket.job.number, now_us)
         return no(ticket, told.code, told.text) if told.code else yes(ticket, {})
 
     # -- answers
 
-    def _known(self, fields: dict[str, Any]) -> Job:
+    def _known(self, ticket: Ticket, fields: dict[str, Any]) -> Job:
         """The job of this name: the run that is asked for, else the newest."""
-        number = fields.get("run", self.house.names.get(fields["job"], 0))
-        job = self.house.jobs.get(number)
+        job = self.house.jobs.get(fields.get("run", self.house.names.get(fields["job"], 0)))
         if job is None or job.name != fields["job"]:
             raise UsageError(f"job {shown(fields['job'])} is not known to this agent: register it first")
+        self.launchers.spoke(ticket.connection, job)
         return job
 
     def _count(self) -> int:

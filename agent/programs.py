@@ -78,6 +78,7 @@ class Programs:
         fresh = opened.done_seq == 0 and opened.cur_seq == 0
         house.streams[channel.name] = Stream(channel.worker, channel.gen, fresh)
         house.behind[channel.name] = Behind(channel)
+        self.desk.launchers.on_opened(channel)
         effects: list[Any] = [Log("adopt", {"channel": channel.name, "done_seq": channel.done_seq, "clock": channel.clock})]
         effects += self._take_over(channel, job, opened, now_us)
         effects += house.want_map(job, now_us)

@@ -21,7 +21,7 @@ def explain(operation: Operation, channels: Iterable[Channel], now_us: int) -> s
     if not job.ready and (operation.offer is None or not operation.offer.claim):
         assert job.plan is not None
         whose = "" if operation.offer is None else ", which another worker gives"
-        return f"clock {clock}: waiting for initial values of table {job.spec.tables[min(job.plan.first_tables)].name}{whose}"
+        return f"clock {clock}: waiting for initial values of table {job.spec.tables[min(job.plan.first_tables)].name}{whose}; a program gives them by `init`"
     owing = operation.owed.ranges()
     if owing:
         servers = sorted({job.routes[number].server.partition(".")[0] or "a lost server" for number in owing})

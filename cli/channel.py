@@ -25,7 +25,7 @@ Examples:
 @click.option("--result", metavar="DIR", help="With --close: save the tables there, as `plugml run` does.")
 @click.option("-f", "--file", type=click.Path(dir_okay=False), metavar="FILE", help="job.toml with the tables.")
 @click.option("--table", "tables", multiple=True, metavar="SPEC", help="NAME=SHAPE[:dtype][,key=value...], as for `plugml run`. Repeatable.")
-@click.option("--optimizer", metavar="NAME", help="For tables that name none: sgd, add or assign.")
+@click.option("--optimizer", metavar="NAME", help="For tables that name none: sgd, momentum, nesterov, adagrad, rmsprop, adam, adamw, add or assign.")
 @click.option("--lr", type=float, metavar="X", help="For tables that name none.")
 @click.option("--consistency", metavar="MODEL", help="bsp (default), ssp:N or asp.")
 @click.option("--seed", type=int, metavar="N", help="Seed of the job (default 0).")

@@ -17,7 +17,7 @@ Examples:
   plugml conform --case order --case slow --json -- ./trainer
   plugml conform --driver -- julia drive.jl            # a client library: numbers are compared, too
 \b
-Exit codes: 0 no sentence is broken; 1 one is; 2 usage; 73 /dev/shm full; 130 Ctrl-C.
+Exit codes: 0 no sentence is broken; 1 one is, or the program fails on the good day; 2 usage; 73 /dev/shm full; 130 Ctrl-C.
 docs/conform.md has the cases, and the operations that a driver must know.
 """
 
@@ -54,7 +54,7 @@ def conform(command: tuple[str, ...], driver: bool, verbose: bool, as_json: bool
         print_json(verdict.document(found))
     else:
         click.echo(verdict.text(found, verbose))
-    return 1 if found.broken else 0
+    return 1 if found.broken or found.failure else 0
 
 
 def _command(words: tuple[str, ...], said: dict[str, Any]) -> Any:

@@ -78,7 +78,7 @@ def look_at_result(directory: Path) -> Report:
         _look_at_member(directory / name, document, report, name.endswith(_first_format(names)))
     for warning in _list(document, "warnings"):
         report.notes.append(f"the run warned: {warning}")
-    for other in ("best", "failed"):
+    for other in ("best", "failed", "stopped"):
         if (directory / other / "result.json").exists():
             report.notes.append(f"{other}/ holds another result")
     return report

@@ -80,20 +80,20 @@ class JobSpec:
         if not isinstance(self.max_restarts, int) or isinstance(self.max_restarts, bool) or not 0 <= self.max_restarts < 1 << 31:
             raise UsageError(f"job {self.name!r}: max_restarts = {shown(self.max_restarts)}; a whole number from 0 to 2^31 - 1")
         if self.on_worker_loss not in ON_WORKER_LOSS:
-            raise unknown_key(self.on_worker_loss, ON_WORKER_LOSS, f"job {self.name!r}, on_worker_loss")
+            raise unknown_key(self.on_worker_loss, ON_WORKER_LOSS, f"job {self.name!r}, on_worker_loss", "value")
         self._check_copies()
         Consistency.parse(self.consistency)
         for table in self.tables:
             self.consistency_of(table)
         if self.lr_scale not in LR_SCALES:
-            raise unknown_key(self.lr_scale, LR_SCALES, f"job {self.name!r}, lr_scale")
+            raise unknown_key(self.lr_scale, LR_SCALES, f"job {self.name!r}, lr_scale", "value")
         for table in self.tables:
             lr = table.setting("lr") if "lr" in OPTIMIZERS[table.optimizer] else 0.0
             if problem := table.numpy_dtype.kind == "f" and table.too_large(lr * self.lr_full):
                 becomes = f"lr = {lr} becomes {lr * self.lr_full:g} (lr_scale = {self.lr_scale}, {self.workers} workers)"
                 raise UsageError(f"table {table.name!r}: {becomes}, which {problem}")
         if self.bell not in BELLS:
-            raise unknown_key(self.bell, BELLS, f"job {self.name!r}, bell")
+            raise unknown_key(self.bell, BELLS, f"job {self.name!r}, bell", "value")
         for key in _NUMBERS:
             value = getattr(self, key)
             most = PIECES_MAX if key == "pieces" else 1 << 62
@@ -115,7 +115,7 @@ class JobSpec:
         if self.copies and self.min_insync > self.copies:
             raise UsageError(f"job {self.name!r}: min_insync = {self.min_insync} of {self.copies} copies: there are never so many")
         if self.on_lost not in ON_LOST:
-            raise unknown_key(self.on_lost, ON_LOST, f"job {self.name!r}, on_lost")
+            raise unknown_key(self.on_lost, ON_LOST, f"job {self.name!r}, on_lost", "value")
 
     def _check_checkpoints(self) -> None:
         for key in ("checkpoint_dir", "resume"):

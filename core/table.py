@@ -51,11 +51,11 @@ def check_name(name: object, what: str) -> str:
     return name
 
 
-def unknown_key(key: object, known: Sequence[str], where: str) -> UsageError:
-    """The error for a key that nobody knows, with the nearest one that exists."""
+def unknown_key(key: object, known: Sequence[str], where: str, what: str = "key") -> UsageError:
+    """The error for a key (or what else it is) that nobody knows, with the nearest one that exists."""
     near = difflib.get_close_matches(key[:80], list(known), n=1) if isinstance(key, str) else []
     hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
-    return UsageError(f"{where}: unknown key {shown(key)}{hint}")
+    return UsageError(f"{where}: unknown {what} {shown(key)}{hint}")
 
 
 def is_finite_number(value: object) -> bool:
@@ -123,7 +123,7 @@ class TableSpec:
         else:
             self._check_dense(where)
         if not isinstance(self.optimizer, str) or self.optimizer not in OPTIMIZERS:
-            raise unknown_key(self.optimizer, list(OPTIMIZERS), f"{where}, optimizer")
+            raise unknown_key(self.optimizer, list(OPTIMIZERS), f"{where}, optimizer", "value")
         known = OPTIMIZERS[self.optimizer]
         for key, value in self.settings.items():
             if key not in known:
@@ -131,7 +131,7 @@ class TableSpec:
             if not is_finite_number(value):
                 raise UsageError(f"{where}: {key} = {shown(value)} is not a finite number")
         if self.init not in INITS:
-            raise unknown_key(self.init, INITS, f"{where}, init")
+            raise unknown_key(self.init, INITS, f"{where}, init", "value")
         self._check_init(where)
         if self.combine not in ("", *COMBINES):
             raise UsageError(f"{where}: combine {shown(self.combine)} is neither mean nor sum")

@@ -25,12 +25,13 @@ LOST_WORKER = "lost"  # outcome of a worker that the others go on without
 
 
 class Verdict(NamedTuple):
-    """Why the run ends: the job's last state, the reason for people, the exit code and whose code that is."""
+    """Why the run ends: the job's last state, the reason for people, the exit code and whose code that is.  `gone`: so are the values."""
 
     state: str
     reason: str
     exit_code: int
     whose: str = "plugml"
+    gone: bool = False
 
 
 Ask = Callable[..., e.Ask]  # ask(op, worker number or -1, fields...)

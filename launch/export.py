@@ -41,7 +41,7 @@ def parse_formats(words: object, where: str) -> tuple[str, ...]:
         raise UsageError(f"{where}: {shown(words)}; a list of {', '.join(FORMATS)}")
     for word in words:
         if not isinstance(word, str) or word not in FORMATS:
-            raise unknown_key(word, FORMATS, where)
+            raise unknown_key(word, FORMATS, where, "format")
     return tuple(name for name in FORMATS if name in words)
 
 

@@ -216,16 +216,16 @@ class RunMachine(Interrupted):
             text = f"the job is lost: {reason or 'a server that held the only copy of a part is gone'}"
             failed = self.saver.nobody_has_it(reason) + self._saved(now_us) if self.phase == SAVING else []
             self.lost = self.verdict is None
-            return [Verdict(LOST, text, EX_WORLD), *failed]
+            return [Verdict(LOST, text, EX_WORLD, gone=True), *failed]
         if state in (STOPPED, FAILED) and self.phase not in (SAVING, CLOSING):
             exit_code = EX_STOPPED if state == STOPPED else EX_WORLD
             what = "was stopped from outside" if state == STOPPED else "has failed"
-            return [Verdict(LOST, f"the job {what}: {reason or 'no reason was given'}", exit_code)]
+            return [Verdict(state, f"the job {what}: {reason or 'no reason was given'}", exit_code, gone=True)]
         return []
 
     def _on_cluster_news(self, event: e.ClusterNews, now_us: int) -> list[Any]:
         self.lost = self.lost or (event.fatal and self.verdict is None)
-        return [Verdict(LOST, event.text, EX_WORLD)] if event.fatal else [e.Tell("warn", event.text)]
+        return [Verdict(LOST, event.text, EX_WORLD, gone=True)] if event.fatal else [e.Tell("warn", event.text)]
 
     # -- the end --------------------------------------------------------------------------------------------------------
 
@@ -235,7 +235,7 @@ class RunMachine(Interrupted):
             self.verdict = verdict
             return [e.Tell("error", verdict.reason), *self._give_up_judging(now_us)]
         if self.verdict is not None:
-            explains = verdict.state == LOST and self.phase == ENDING
+            explains = verdict.gone and self.phase == ENDING
             if explains:
                 self.verdict = verdict._replace(exit_code=self.verdict.exit_code, whose=self.verdict.whose)
             return [e.Tell("error", verdict.reason)] if explains else []
@@ -244,7 +244,7 @@ class RunMachine(Interrupted):
         if self._registered:
             self.phase = ENDING
         self._kill_us = now_us + self.plan.grace_us
-        return [*([] if verdict.state == STOPPED else [e.Tell("error", verdict.reason)]), *self.crew.end()]
+        return [*([] if verdict.state in (STOPPED, FINISHED) and not verdict.gone else [e.Tell("error", verdict.reason)]), *self.crew.end()]
 
     def _kill(self) -> list[Any]:
         self._kill_us = None
@@ -320,13 +320,13 @@ class RunMachine(Interrupted):
         assert self.verdict
         self.phase, self._poll_us, self._kill_us, self._patience_us = SAVING, None, None, None
         self.watch.moved(now_us)
-        if self.verdict.state == LOST or self.crew.deserted:
-            return self._close(now_us)
-        if not any(worker.pushes or worker.clocks or worker.uncounted for worker in self.crew.workers):
-            told = e.Tell("info", "nothing was pushed, so there is no result to save")
-            return [told, *self._close(now_us)]
+        gone = self.verdict.gone or self.crew.deserted
+        pushed = any(worker.pushes or worker.clocks or worker.uncounted for worker in self.crew.workers)
+        if gone or not pushed:
+            why = "nothing is saved: nobody has the values any more" if pushed else "nothing was pushed, so there is no result to save"
+            return [e.Tell("info", why), *self._close(now_us)]
         last_look = [] if self.plan.at_clocks or not self._up else [self._ask("standing")]  # how stale the last pushes were
-        return [*last_look, *self.saver.begin(self.verdict.state == FAILED)]
+        return [*last_look, *self.saver.begin(self.verdict.state)]
 
     def _on_saving(self, event: Any, now_us: int) -> list[Any]:
         """What became of a step towards the result."""

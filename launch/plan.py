@@ -66,6 +66,7 @@ class RunPlan:
     formats: tuple[str, ...] = DEFAULT  # of the result
     notes: tuple[str, ...] = field(default=())  # said once at the start
     saves: Saves = field(default=Saves())
+    finished_before: bool = False  # an earlier run has left its finished result in the place
 
     @property
     def workers(self) -> int:
@@ -217,7 +218,8 @@ def _commands_of(said: Description) -> tuple[tuple[str, ...], ...]:
     if said.groups:
         commands = tuple(tuple(command) for command, count in said.groups for _ in range(count))
         if workers is not None and workers != len(commands):
-            raise UsageError(f"workers = {workers}, but {len(commands)} are described one by one; keep one of the two")
+            are = "is" if len(commands) == 1 else "are"
+            raise UsageError(f"workers = {workers}, but {len(commands)} {are} described one by one; keep one of the two")
         return commands
     if not said.command:
         raise UsageError("nothing to run: put the command after `--`, e.g. plugml run -n 4 --table w=10,64 -- ./trainer data.csv")

@@ -25,7 +25,7 @@ class Progress:
         self._quiet = quiet
         self._colour = colour
         self._start_us = start_us
-        self._seen: deque[tuple[int, int]] = deque()  # (when, clocks of all workers together)
+        self._seen: deque[tuple[int, int]] = deque([(start_us, 0)])  # (when, clocks of all workers together)
         self._plain_us = PLAIN_US
         self._next_us = start_us + PLAIN_US
         self._last = ""

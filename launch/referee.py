@@ -13,11 +13,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from ..core.jobmap import FINISHED
 from . import effects as e
 from . import words
-from .crew import Crew
+from .crew import Crew, Verdict
 from .rules import Judge, Reading
 from .watch import Watch
+from .worker import RUNNING
 
 IDLE, PREPARING, EXPORTING, EVALUATING, KEEPING = "idle", "preparing", "exporting", "evaluating", "keeping"
 READINGS_MAX = 1_000  # that the summary lists: the newest
@@ -49,6 +51,7 @@ class Referee:
         self._last = False  # training is over
         self._final = False  # and the evaluation under way is that of the final values
         self._end_us: int | None = None
+        self._overtime = False  # the time of the rule is over: at `_end_us` so is that of programs that have not heard of it
 
     @property
     def due_us(self) -> int | None:
@@ -72,8 +75,19 @@ class Referee:
     def on_time(self, now_us: int) -> list[Any]:
         if self._end_us is None or now_us < self._end_us:
             return []
-        self._end_us = None
-        return self._stop(f"{self._rules.seconds_us / 1e6:g} s are over")
+        over = f"{self._rules.seconds_us / 1e6:g} s are over"
+        if self._overtime:
+            return self._cut_short(over)
+        self._overtime, self._end_us = True, now_us + self._crew.plan.grace_us
+        return self._stop(over)
+
+    def _cut_short(self, over: str) -> list[Any]:
+        """Somebody has not ended at the clock that was told: perhaps it never asks.  The rest is as at a signal."""
+        self._end_us, self.reason = None, self.reason or over
+        late = words.names([worker.number for worker in self._crew.which(RUNNING)] or [worker.number for worker in self._crew.workers])
+        text = f"{over}, and {words.span(self._crew.plan.grace_us)} later {late} had not ended: SIGTERM"
+        self._crew.warnings.append(text)
+        return [e.Tell("warn", text), Verdict(FINISHED, self.reason, 0)]
 
     def stood(self) -> list[Any]:
         """The clock has moved, perhaps: is an evaluation due?"""
@@ -87,7 +101,7 @@ class Referee:
     def picture(self, picture: e.Picture) -> e.Picture:
         """The same with what is known of metric and end."""
         metric = f"{self._rules.metric_name} {self.readings[-1].value:g} at clock {self.readings[-1].clock}" if self.readings else ""
-        return picture._replace(metric=metric, goal=self.stop_clock, end_us=self._end_us or 0)
+        return picture._replace(metric=metric, goal=self.stop_clock, end_us=0 if self._overtime else self._end_us or 0)
 
     # -- the last one ---------------------------------------------------------------------------------------------------
 
@@ -219,7 +233,7 @@ class Referee:
         """For the summary."""
         best = self._judge.best
         return {
-            "stopped_by": self.ended_by(), "stop_clock": self.stop_clock, "metric": self._rules.metric_name,
+            "stopped_by": self.ended_by(), "stop_clock": self.stop_clock, "metric": self._rules.metric_name if self._rules.command else "",
             "evaluations": [{"clock": reading.clock, "value": number(reading.value)} for reading in self.readings],
             "evaluations_failed": self.failures,
             "best": {"clock": best.clock, "value": number(best.value), "dir": self.best_place} if best else None,

@@ -23,12 +23,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..core.errors import UsageError
+from ..core.jobmap import FINISHED
 from ..core.table import TableSpec
 from .export import DEFAULT, Values, file_names
 from .export_files import values_of, write_formats
 from .plan import NAMES_MAX, RunPlan
 
 LOGS = "logs"
+FAILED, CUT_SHORT = "failed", "stopped"
 DOCUMENT = "result.json"
 _CHUNK_BYTES = 1 << 22
 _DOCUMENT_BYTES_MAX = 1 << 26
@@ -84,7 +86,7 @@ def claim(plan: RunPlan) -> tuple[RunPlan, Place]:
         made = _make(directory, plan)
         fd = _lock(directory, _has_own_name(plan))
         if fd >= 0:
-            return replace(candidate, result_dir=str(directory)), Place(directory, fd, made)
+            return replace(candidate, result_dir=str(directory), finished_before=_is_finished(directory)), Place(directory, fd, made)
     raise _all_taken(plan)
 
 
@@ -127,7 +129,7 @@ def _look(directory: Path, plan: RunPlan) -> None:
         pass  # it will be made
     except OSError as error:  # a name that is too long, a file on the way
         raise _not_writable(directory, error) from error
-    inside = [directory / name for name in (LOGS, *(f"w{worker}" for worker in range(plan.workers)), "failed", *["best"] * plan.rules.keep_best)]
+    inside = [directory / name for name in (LOGS, *(f"w{worker}" for worker in range(plan.workers)), FAILED, CUT_SHORT, *["best"] * plan.rules.keep_best)]
     for place in (directory, *inside):
         while not os.path.lexists(place) and place != place.parent:
             place = place.parent
@@ -136,6 +138,10 @@ def _look(directory: Path, plan: RunPlan) -> None:
         if not os.access(place, os.W_OK | os.X_OK):
             read_only = os.statvfs(place).f_flag & os.ST_RDONLY
             raise _not_writable(directory, OSError(errno.EROFS, f"{place} " + ("is read-only" if read_only else "may not be written by you")))
+    for place in (directory, directory / FAILED, directory / CUT_SHORT):
+        strange = [name for name in file_names(plan.spec.tables, plan.formats) if os.path.lexists(place / name) and name not in _files_before(place)]
+        if strange:
+            raise UsageError(f"{place / strange[0]} is there, and no run has made it: choose another place with --result DIR")
 
 
 def _in_use(directory: Path) -> UsageError:
@@ -264,13 +270,25 @@ def _sum(path: Path) -> int:
 
 
 def _files_before(directory: Path) -> set[str]:
-    """Files of values that an earlier result in this place says it has."""
+    """Files of values that an earlier result in this place says it has, or that a run was about to rename when it was killed."""
+    names: set[str] = set()
+    for document in (directory / DOCUMENT, *directory.glob(f".saving-*/{DOCUMENT}")):
+        try:
+            with document.open("rb") as file:
+                listed = json.loads(file.read(_DOCUMENT_BYTES_MAX))["files"]
+            names |= {name for name in listed if "/" not in name and name.endswith(_SUFFIXES)}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue  # none, or none of ours
+    return names
+
+
+def _is_finished(directory: Path) -> bool:
+    """Does the result of a run that came to its end lie there?"""
     try:
         with (directory / DOCUMENT).open("rb") as file:
-            listed = json.loads(file.read(_DOCUMENT_BYTES_MAX))["files"]
-        return {name for name in listed if "/" not in name and name.endswith(_SUFFIXES)}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return set()  # none, or none of ours
+            return bool(json.loads(file.read(_DOCUMENT_BYTES_MAX))["state"] == FINISHED)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _sync(path: Path) -> None:

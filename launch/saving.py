@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..core.jobmap import FAILED, STOPPED
 from . import effects as e
 from .crew import Crew
 
@@ -31,9 +32,11 @@ class Saver:
         self._scratch = ""
         self._writing = False
 
-    def begin(self, failed: bool) -> list[Any]:
-        """What a failed run leaves must not be taken for a result, nor cover an earlier one."""
-        self.place = f"{self._crew.plan.result}/failed" if failed else self._crew.plan.result
+    def begin(self, state: str) -> list[Any]:
+        """What a failed run leaves must not be taken for a result, nor cover an earlier one; nor what was cut short a finished one."""
+        plan = self._crew.plan
+        aside = "/failed" if state == FAILED else "/stopped" if state == STOPPED and plan.finished_before else ""
+        self.place = plan.result + aside
         return [e.PrepareResult(self.place)]
 
     def nobody_has_it(self, text: str) -> list[Any]:

@@ -82,7 +82,7 @@ def table_of(entry: Entry, job: Mapping[str, Any], directory: str) -> TableSpec:
     shape = _shape(values, where)
     optimizer = values.pop("optimizer", job.get("optimizer", "sgd"))
     if optimizer not in OPTIMIZERS:
-        raise unknown_key(optimizer, list(OPTIMIZERS), f"{where}, optimizer")
+        raise unknown_key(optimizer, list(OPTIMIZERS), f"{where}, optimizer", "value")
     settings = {key: values.pop(key) for key in SETTINGS if key in values}
     for key in OPTIMIZERS[optimizer]:
         if key in job:

@@ -5,11 +5,13 @@ They take plain values and return text, so that the log, the terminal and the te
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..core.clock import ASP
+from ..core.errors import Code
 from ..core.table import OPTIMIZERS, TableSpec
 from .plan import RunPlan
 
@@ -19,6 +21,9 @@ SIGNALS = {
     10: "SIGUSR1", 11: "SIGSEGV", 12: "SIGUSR2", 13: "SIGPIPE", 14: "SIGALRM", 15: "SIGTERM", 24: "SIGXCPU", 25: "SIGXFSZ",
     31: "SIGSYS",
 }  # fmt: skip
+ALONE = "run the same command alone, without plugml run: it runs unplugged there"
+#: How clients tell what plugml, or they themselves, have refused.
+_REFUSED = re.compile(rf"\b(?:{'|'.join(code.name for code in Code if code)})(?::| seq=| at clock )")
 CRASHES = (-4, -6, -7, -8, -11)  # what a program does to itself
 #: What the launcher waits for while the agent has not answered.
 WAITS = {
@@ -191,7 +196,7 @@ def wait_line(job: str, clock: int, worker: int, silent_us: int, spoke: bool, st
             f"{head}, which has not said hello for {span(silent_us)}: its program (pid {pid}) has not touched its channel. "
             f"If it is not to take part, unplug it: plugml channel --close {job}.{worker}"
         )
-    return f"{head}, last seen {span(silent_us)} ago"
+    return f"{head}, last seen {span(silent_us)} ago (pid {pid}). Without it the others go on after: plugml channel --close {job}.{worker}"
 
 
 # -- failures and the end ---------------------------------------------------------------------------------------------
@@ -211,7 +216,8 @@ def failure_lines(
         lines.append(f"  whole output: {log}")
     else:
         lines.append("  it printed nothing")
-    lines.append(f"  try: {hint(status)}")
+    if (advice := hint(status)) != ALONE or not (last_error or any(_REFUSED.search(line) for line in tail)):
+        lines.append(f"  try: {advice}")  # alone it would not be refused
     return "\n".join(lines)
 
 
@@ -227,7 +233,7 @@ def hint(status: int) -> str:
         return "was memory short? (dmesg tells) fewer workers need less"
     if status in CRASHES:
         return "run the same command alone, without plugml run, under a debugger: it runs unplugged there"
-    return "run the same command alone, without plugml run: it runs unplugged there"
+    return ALONE
 
 
 def uneven(clocks: Mapping[int, int]) -> str:

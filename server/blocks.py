@@ -19,7 +19,7 @@ from . import plain
 from .dump import Layout
 from .memory import Memory
 from .optimizers import Mix
-from .place import Items, News, Parts, Place, State
+from .place import Items, News, Parts, Place, State, smaller_steps
 
 Array = np.ndarray[Any, np.dtype[Any]]
 T = TypeVar("T")
@@ -261,7 +261,7 @@ def _overflow(place: Place, parts: Parts) -> str:
     bad = sum(1 for array in parts.arrays if place.dtype.kind == "f" and not np.isfinite(array).all())
     if bad:
         return f"{bad} of {len(parts.arrays)} pushes to {place} hold NaN or infinity"
-    return f"the step of {place} leaves the range of {place.spec.storage_name}; try a smaller learning rate or dtype f64"
+    return f"the step of {place} leaves the range of {place.spec.storage_name}; {smaller_steps(place.spec)}"
 
 
 def _no_memory(places: Iterable[Place]) -> RequestError:

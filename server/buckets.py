@@ -21,7 +21,7 @@ from .blocks import Slices
 from .dump import Layout
 from .memory import Memory
 from .optimizers import Mix, working
-from .place import Parts
+from .place import Parts, smaller_steps
 from .pool import Pool
 from .rowgroups import Carried, Group, read_groups
 from .rownames import Array, Keys, Slots, kernels
@@ -352,8 +352,7 @@ def _add_term(total: Array, place: Slots, term: Array, seen: int) -> int:
 
 
 def _overflow(rows: Rows, parts: RowParts) -> str:
-    kind = rows.spec.storage_name
     bad = sum(1 for array in parts.arrays if rows.dtype.kind == "f" and not np.isfinite(array).all())
     if bad:
         return f"{bad} of {len(parts.arrays)} pushes to {rows} hold NaN or infinity"
-    return f"the step of {rows} leaves the range of {kind}; try a smaller learning rate or dtype f64"
+    return f"the step of {rows} leaves the range of {rows.spec.storage_name}; {smaller_steps(rows.spec)}"

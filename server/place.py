@@ -12,7 +12,7 @@ from ..core.clock import BSP
 from ..core.errors import PeerError
 from ..core.job import JobSpec
 from ..core.jobmap import Piece
-from ..core.table import DTYPE_CODES
+from ..core.table import DTYPE_CODES, OPTIMIZERS, TableSpec
 from ..wire.messages import Segment
 from . import firsts
 from .dump import Layout, Shape, finite, frozen, owned
@@ -171,6 +171,13 @@ class Place:
         for array in (self.state.values, *self.state.slots):
             total = crc32(array.data, total)
         return crc32(b"%d" % self.state.step, total) if self.kernel.slots else total
+
+
+def smaller_steps(spec: TableSpec) -> str:
+    """What to do about a step that leaves the range of a table's numbers."""
+    steps = "a smaller learning rate" if "lr" in OPTIMIZERS[spec.optimizer] else "smaller pushes"
+    wider = " or dtype f64" if spec.storage_name in ("f16", "f32") else ""
+    return f"try {steps}{wider}"
 
 
 def _give(arrays: list[Array] | tuple[Array, ...], memory: Memory) -> None:

@@ -309,8 +309,8 @@ def _weight(word: str) -> float:
     if not _WEIGHT.match(word):
         raise _format(f"w={_shown(word)} is no number (digits, with '.' for the decimal point)")
     weight = float(word)
-    if not math.isfinite(weight) or not 0 < weight <= WEIGHT_MAX:
-        raise RequestError(Code.RANGE, f"w={_shown(word)}: a weight is above 0 and at most 2^53")
+    if not math.isfinite(weight) or weight > WEIGHT_MAX:
+        raise RequestError(Code.RANGE, f"w={_shown(word)}: a weight is from 0 to 2^53")
     return weight
 
 

@@ -956,8 +956,8 @@ static int prepare(plugml *p, int pushing, const void *g, int pulling, int dense
     if (dense && (pushing || p->section_count))
         at += (size_t)snprintf(words + at, room - at, " n=%llu", (unsigned long long)p->elements);
     if (pushing) {
-        if (!(weight > 0) || weight > WEIGHT_MAX)
-            return fail(p, PLUGML_RANGE, "weight %g: a weight is above 0 and at most 2^53; nothing was pushed", weight);
+        if (!(weight >= 0) || weight > WEIGHT_MAX)
+            return fail(p, PLUGML_RANGE, "weight %g: a weight is from 0 to 2^53; nothing was pushed", weight);
         format_weight(shown, sizeof shown, weight);
         at += (size_t)snprintf(words + at, room - at, " w=%s%s", shown, unwaited ? " async=1" : "");
     }

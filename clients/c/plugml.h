@@ -94,7 +94,7 @@ long plugml_resume(plugml *p, void *w);
 /* Push `g`, end this clock, and fill `w` with what the consistency model allows to see.  `g` NULL: it lies in the file
  * already (plugml_put, plugml_grad).  `w` NULL: leave it in the file (plugml_get, plugml_param). */
 int plugml_step(plugml *p, const void *g, void *w);
-int plugml_step_w(plugml *p, const void *g, void *w, double weight);   /* weight: examples behind this push */
+int plugml_step_w(plugml *p, const void *g, void *w, double weight);   /* weight: examples behind this push; 0 where there are none */
 
 /* The loop is over: the job's stop rule has fired, or the last request failed.  Alone: 0. */
 int plugml_done(const plugml *p);

@@ -399,8 +399,8 @@ class Client:
 
 
 def _weight(weight: float) -> str:
-    if not 0 < weight <= WEIGHT_MAX:
-        raise ChannelError(Code.RANGE, f"weight={weight!r}; a weight is above 0 and at most 2^53")
+    if not 0 <= weight <= WEIGHT_MAX:
+        raise ChannelError(Code.RANGE, f"weight={weight!r}; a weight is from 0 to 2^53")
     return "" if weight == 1.0 else f" w={float(weight)!r}"
 
 

@@ -26,7 +26,7 @@ def prove(command: Command, spec: JobSpec, only: Sequence[str] = ()) -> Report:
     command = command._replace(cancel=threading.Event())
     first = play_all([PLAIN], command, spec, NOTHING)[0]
     outcomes = [first]
-    if not first.hung and first.plain.lines:
+    if _is_good(first):
         known = cases(first.plain)
         _check_names(only, known)
         outcomes += play_all([case for case in known if not only or case.name in only], command, spec, first.plain)
@@ -43,7 +43,7 @@ def prove_driver(command: Command, spec: JobSpec, only: Sequence[str] = ()) -> R
     assert good is not None
     first = compare(good, play_all([PLAIN], command, spec, NOTHING)[0])
     outcomes = [first]
-    if not first.hung and first.plain.lines:
+    if _is_good(first):
         known = [(case, drilled(case, numbers)) for case in cases(first.plain) if case.name not in REPLACED]
         known += [(drill.case, drill) for drill in drills(spec)]
         _check_names(only, [case for case, _drill in known])
@@ -51,6 +51,11 @@ def prove_driver(command: Command, spec: JobSpec, only: Sequence[str] = ()) -> R
         played = play_all([case for case, _drill in chosen], command, spec, first.plain)
         outcomes += [outcome if drill is None else compare(drill, outcome) for outcome, (_case, drill) in zip(played, chosen)]
     return report(outcomes, time.monotonic() - begin)
+
+
+def _is_good(first: Outcome) -> bool:
+    """Is there a good day to compare the others with?  What fails on it would be taken for a breach in each of them."""
+    return not first.hung and bool(first.plain.lines) and first.code == 0
 
 
 def _check_names(only: Sequence[str], known: Sequence[Case]) -> None:

@@ -54,7 +54,7 @@ def _checked() -> list[Rule]:
         ("4.5", "requests are numbered 1, 2, 3 ... without a gap, refused ones included; hello has 0", "count every request that is answered, also with err; except AGAIN", "a request"),
         ("4.6", "the clock is the number of clocks finished, the first time that of info", "start at PLUGML_CLOCK and take the clock from each reply", "a request with a clock"),
         ("4.7", "keys are known, given once, and belong to the verb", "see the table of keys in SPEC.md", "a request with keys"),
-        ("4.8", "numbers in requests are decimal digits; w= may have a `.` and an exponent, from above 0 to 2^53", "format numbers in the C locale, without sign", "a request"),
+        ("4.8", "numbers in requests are decimal digits; w= may have a `.` and an exponent, from 0 to 2^53", "format numbers in the C locale, without sign", "a request"),
         ("4.10", "at most 1,024 pushes in a clock under BSP", "say clock or step more often", "a push"),
         ("4.12", "table= names a sparse table of the job, each once", "take names from info; dense tables travel whole", "a request with table="),
         ("4.13", "k= and want= are at most the table's batch and fit to the verb", "send several requests, or give the table a larger batch", "a request with table="),

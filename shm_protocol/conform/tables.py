@@ -51,11 +51,14 @@ class PlainTable:
         """Sum in order of worker and seq, divide by the weights (mean), one step of the optimizer."""
         if self.spec.kind == "dense":
             parts = [(push.weight, push.dense[self.number]) for push in pushes if self.number in push.dense]
-            if parts:
-                self.values = self._step(self.values, self._total(parts, sum(weight for weight, _part in parts)), factor)
+            whole = sum(weight for weight, _part in parts)
+            if parts and self._steps(whole):
+                self.values = self._step(self.values, self._total(parts, whole), factor)
             return
         touching = [push for push in pushes if self.number in push.named]
         whole = sum(push.weight for push in touching)
+        if not self._steps(whole):
+            return
         by_row: dict[int, list[tuple[float, Array]]] = {}
         for push in touching:
             if self.number not in push.rows:
@@ -96,6 +99,10 @@ class PlainTable:
     def keep_names(self, rows: Rows) -> None:
         for row, key in zip(rows.ids.tolist(), keys_of(rows)):
             self.names[row] = key
+
+    def _steps(self, weight: float) -> bool:
+        """A mean of pushes that weigh nothing is no step."""
+        return weight > 0 or self.combine == "sum"
 
     def _total(self, parts: Sequence[tuple[float, Array]], weight: float) -> Array:
         if self.combine == "sum":

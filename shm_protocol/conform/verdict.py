@@ -9,6 +9,8 @@ from .observer import Breach
 from .rules import CONSEQUENCES, RULES, Rule
 from .trial import Outcome
 
+#: Words of a refusal that may mean other tables than the program's.
+TABLES = ("SIZE", "RANGE", "FORMAT", "table")
 OK, BROKEN, NOT_REACHED, UNSEEN = "ok", "BROKEN", "not reached", "not checked"
 
 
@@ -31,6 +33,17 @@ class Report(NamedTuple):
     @property
     def broken(self) -> tuple[str, ...]:
         return tuple(found.rule.number for found in self.found if found.state == BROKEN)
+
+    @property
+    def failure(self) -> str:
+        """Why there was no good day: what the program has said at its end; empty = there was one."""
+        first = self.outcomes[0] if self.outcomes else None
+        if first is None or first.hung or first.code in (0, None):
+            return ""
+        said = first.tail.strip().splitlines()
+        reason = said[-1] if said else f"it ended with {first.code}"
+        hint = "; give --table as for `plugml run`" if any(word in reason for word in TABLES) else ""
+        return f"it fails on the good day: {reason}{hint}"
 
     def count(self, state: str) -> int:
         return sum(found.state == state for found in self.found)
@@ -71,7 +84,7 @@ def _why_not(rule: Rule, outcomes: tuple[Outcome, ...]) -> str:
     failed = [outcome.case.name for outcome in outcomes if outcome.breaches and rule.number == outcome.case.rule]
     if reasons:
         return reasons[0]
-    if len(outcomes) == 1 and outcomes[0].breaches:
+    if len(outcomes) == 1 and (outcomes[0].breaches or outcomes[0].code):
         return "the good day was none, and no other case came"
     if failed:
         return f"case {failed[0]} failed by another sentence"
@@ -96,7 +109,7 @@ def text(found: Report, verbose: bool) -> str:
     which = f" ({', '.join(found.broken)})" if found.broken else ""
     counts = f"{found.count(OK)} ok, {len(found.broken)} broken{which}, {found.count(NOT_REACHED)} not reached"
     lines += ["", f"{counts}; {total} cases in {found.seconds:.1f} s"]
-    return "\n".join(lines)
+    return "\n".join([*lines, found.failure] if found.failure else lines)
 
 
 def _told(item: Found) -> list[str]:
@@ -121,7 +134,8 @@ def _case_line(outcome: Outcome) -> str:
 def document(found: Report) -> dict[str, Any]:
     """For programs."""
     return {
-        "ok": not found.broken,
+        "ok": not found.broken and not found.failure,
+        "failure": found.failure,
         "seconds": round(found.seconds, 3),
         "sentences": [_entry(item) for item in found.found],
         "cases": [

@@ -151,11 +151,12 @@ def test_a_program_without_a_channel_runs_alone(name: str, toolchains: Toolchain
 
 
 def test_weights_and_sizes_are_said(language: Language) -> None:
-    ran, agent = driven(language, spec(), (), "step:1:48", "step:1:0.5", "push:1:1e3", "bye")
+    ran, agent = driven(language, spec(), (), "step:1:48", "step:1:0.5", "step:1:0", "push:1:1e3", "bye")
 
     assert ran.code == 0
-    words = [dict(word.split("=") for word in line.split()[3:] if "=" in word) for line in agent.lines[0][:3]]
-    assert [float(word["w"]) for word in words] == [48, 0.5, 1000]
+    words = [dict(word.split("=") for word in line.split()[3:] if "=" in word) for line in agent.lines[0][:4]]
+    assert [float(word["w"]) for word in words] == [48, 0.5, 0, 1000]
+    assert ran.lines[2].values == ran.lines[1].values, "a mean of nothing is no step"
     assert {word["n"] for word in words} == {str(COUNT)}
 
 

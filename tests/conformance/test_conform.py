@@ -388,3 +388,12 @@ def test_an_empty_report_tells_of_every_sentence() -> None:
     assert [item.rule.number for item in found.found] == list(RULES)
     assert isinstance(found.found[0], Found) and NOTHING.verbs == {}
     assert document(found)["ok"] and "0 cases" in text(found, False)
+
+
+def test_a_job_with_other_tables_than_the_program_is_told_so_and_leads_through_no_other_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = tmp_path / "trainer.py"
+    trainer.write_text("import numpy\nfrom plugml.client import attach\nw = numpy.zeros(9)\nattach().pull(w)\n")
+    assert main(["conform", "--", sys.executable, str(trainer)]) == 1
+    told = capsys.readouterr().out
+    assert "1 broken (9.7)" in told and "; 1 cases in" in told
+    assert re.search(r"^it fails on the good day: .*SIZE: .*; give --table as for", told, re.MULTILINE)

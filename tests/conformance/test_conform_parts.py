@@ -60,7 +60,7 @@ def refusing() -> Iterator[tuple[FakeAgent, Program]]:
     [
         ("sstep {} 0", {}, "4.4"), ("step {}", {}, "4.1"), ("step {} 0 n=4 \xff", {}, "4.1"), ("step {} x", {}, "4.8"), ("step {} 3", {}, "4.6"),
         ("step {} 0 m=4", {}, "4.7"), ("step {} 0 n", {}, "4.7"), ("step {} 0 n=4 n=4", {}, "4.7"), ("ping {} 0 t=4", {}, "4.7"), ("step {} 0 n=x", {}, "4.8"),
-        ("step {} 0 w=0,5", {}, "4.8"), ("step {} 0 w=0", {}, "4.8"), ("pull {} 0 n=5", {}, "3.4"), ("pull {} 0 table=x want=1", {}, "4.12"),
+        ("step {} 0 w=0,5", {}, "4.8"), ("step {} 0 w=1e17", {}, "4.8"), ("pull {} 0 n=5", {}, "3.4"), ("pull {} 0 table=x want=1", {}, "4.12"),
         ("pull {} 0 table=w want=1", {}, "4.12"), ("pull {} 0 table=e want=4", {}, "4.13"), ("next {} 0", {}, "4.14"),
         ("push {} 0", {"grad": bytes(15)}, "3.3"), ("push {} 0 n=4", {"grad": bytes(15)}, "3.4"), ("push {} 0", {"grad": np.full(4, np.nan, "<f4").tobytes()}, "3.5"),
         ("push {} 0 fmt=text", {"grad.txt": b"1\n2\n"}, "3.7"), ("push {} 0 fmt=text", {"grad.txt": b"1\n2\n0,5\n4\n"}, "3.8"),

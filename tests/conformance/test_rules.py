@@ -217,7 +217,7 @@ def test_a_line_that_does_not_end_is_refused(program: Program) -> None:  # SPEC 
     ("line", "code"),
     [
         ("stepp 1 0", "FORMAT"), ("step 1 0 m=1", "FORMAT"), ("step 1 0 n", "FORMAT"), ("nonsense", "FORMAT"), ("step 1 0 n=4 n=4", "FORMAT"),
-        ("step 1 0 w=-1", "FORMAT"), ("step 1 0 w=0", "RANGE"), ("step 1 0 n=99999999999999999999", "RANGE"), ("step 1 0 n=5", "SIZE"),
+        ("step 1 0 w=-1", "FORMAT"), ("step 1 0 w=1e17", "RANGE"), ("step 1 0 n=99999999999999999999", "RANGE"), ("step 1 0 n=5", "SIZE"),
         ("ping 1 0 t=5", "FORMAT"), ("step 1 0 async=1", "FORMAT"), ("step 1 0 table=w k=1", "FORMAT"), ("step 1 0 table=x k=1", "RANGE"), ("next 1 0", "FORMAT"), ("step 1 3", "SEQ"), ("pull 1 3", "SEQ"),
         ("clock 1 1", "SEQ"), ("push 1 1", "SEQ"), ("pushpull 1 1", "SEQ"),
     ],

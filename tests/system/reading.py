@@ -23,7 +23,7 @@ tell <- function(name, x) cat(name, paste(sprintf("%.17g", as.numeric(x)), colla
 tell("w", t(w)); tell("m", t(m)); tell("e", t(e)); tell("s", t(s))
 cat("e.rows", paste(rownames(e), collapse = " "), "\n", sep = "\t"); cat("s.keys", paste(rownames(s), collapse = "|"), "\n", sep = "\t")
 tell("w4", t(w4)); tell("m4", t(m4)); tell("e4", t(as.matrix(e4[, -1]))); tell("s4", t(as.matrix(s4[, -1])))
-tell("e4.rows", e4$row); cat("s4.keys", paste(s4$key, collapse = "|"), "\n", sep = "\t")
+tell("e4.rows", e4$row); stopifnot(!is.na(s4$key)); cat("s4.keys", paste(s4$key, collapse = "|"), "\n", sep = "\t")
 """
 
 

@@ -79,7 +79,7 @@ def nothing_happened(place: Place, done: Done) -> None:  # noqa: F811
         ("[[table]]\nshape = 4", "a table needs a name"),
         ("[[worker]]\ncomand = 'x'", "[[worker]]: unknown key 'comand'; did you mean 'command'?"),
         ("[[worker]]\ncommand = 'x'\ncount = '3'", "count = '3' is not a whole number"),
-        ("[[table]]\nname = 'w'\nshape = 4\noptimizer = 'adam2'", "unknown key 'adam2'; did you mean 'adam'"),
+        ("[[table]]\nname = 'w'\nshape = 4\noptimizer = 'adam2'", "unknown value 'adam2'; did you mean 'adam'"),
         ("[result]\ndirectory = 'x'", "[result]: unknown key 'directory'; known are dir"),
         ("[job]\nconsistency = 'ssp'", "consistency 'ssp': use bsp, asp or ssp:N"),
     ],

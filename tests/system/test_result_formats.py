@@ -19,7 +19,7 @@ from tests.system.reading import Tables
 from tests.system.run_kit import Place, place  # noqa: F401
 
 IDS = [5, 0, 999_999]
-KEYS = ["zebra", "b,c", "apfel", "äpfel", "a"]
+KEYS = ["zebra", "b,c", "apfel", "äpfel", "NA", "a"]
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ def plugged(**fields: Any) -> tuple[World, Program]:
         ("step 1", Code.FORMAT, "2 words"),
         ("step 1 0 n", Code.FORMAT, "no key=value"),
         ("step 1 0 q=1", Code.FORMAT, "unknown key"),
-        ("step 1 0 w=0", Code.RANGE, "above 0"),
+        ("step 1 0 w=1e17", Code.RANGE, "from 0 to 2^53"),
         ("step 1 0 n=41", Code.SIZE, "40 elements"),
         ("step 1 7", Code.SEQ, "clock 7 is not this worker's next one: 0 is"),
         ("next 1 0", Code.FORMAT, "no list of pieces"),
@@ -361,3 +361,26 @@ def test_a_lone_worker_that_never_gives_first_values_is_told_so() -> None:
     assert (reply.ok, reply.code) == (False, Code.SEQ) and "send init first" in program.err()
     assert program.do("init", ONES).ok
     assert program.do("step", ONES).ok
+
+
+@pytest.mark.parametrize("model", ["bsp", "asp"])
+def test_a_push_without_weight_takes_part_in_its_clock_and_moves_nothing(model: str) -> None:
+    world = World(servers=2)
+    world.register(job(workers=2, consistency=model, table={"combine": "mean"}))
+    full, empty = world.plug("digits", 0), world.plug("digits", 1)
+    for clock in range(2):
+        empty.begin("step", np.full(40, 7, "<f4"), "w=0")
+        world.settle()
+        full.begin("step", np.ones(40, "<f4"), "w=3" if clock == 0 else "w=0")
+        assert full.answer().ok and empty.answer().ok
+    assert full.do("pull").ok
+    np.testing.assert_array_equal(full.param(), np.ones(40))
+
+
+def test_a_wait_for_first_values_names_the_call_that_gives_them() -> None:
+    world, program = plugged(workers=2, table={"init": "program"})
+    world.plug("digits", 1)
+    program.begin("step", ONES)
+    world.run(12.0)
+    (text,) = [document["text"] for document in world.told if document.get("event") == "waiting"]
+    assert text == "clock 0: waiting for initial values of table w; a program gives them by `init`"

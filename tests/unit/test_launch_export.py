@@ -226,7 +226,7 @@ def test_files_that_cannot_be_right_are_refused(tmp_path: Path, table: TableSpec
 
 def test_formats_are_named_or_refused_with_the_nearest() -> None:
     assert parse_formats(list(reversed(FORMATS)), "x") == FORMATS
-    with pytest.raises(UsageError, match="--export: unknown key 'npy'; did you mean 'npz'"):
+    with pytest.raises(UsageError, match="--export: unknown format 'npy'; did you mean 'npz'"):
         parse_formats(["npy"], "--export")
     for wrong in ([], "", "npz,", None, [3], {"npz": 1}):
         with pytest.raises(UsageError, match="--export"):

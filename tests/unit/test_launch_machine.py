@@ -503,11 +503,13 @@ def test_of_a_job_that_cannot_go_on_the_values_are_saved_before_it_is_ended() ->
 
 def test_a_job_stopped_from_outside() -> None:
     t = Theatre().start()
+    t.train(4)
     t.tell(e.AgentNews({"event": "job", "job": "other", "state": "stopped", "reason": ""}))
     t.tell(e.AgentNews({"event": "job", "job": "t", "run": 6, "state": "stopped", "reason": "the run before ours"}))
     assert not t.machine.verdict
     t.tell(e.AgentNews({"event": "job", "job": "t", "run": 7, "state": "stopped", "reason": "plugml stop"}))
-    assert "plugml stop" in ends(t, 143, "lost")["reason"]
+    assert "plugml stop" in ends(t, 143, "stopped")["reason"]
+    assert "nothing is saved: nobody has the values any more" in t.text and "export()" not in t.log
 
 
 def test_a_default_name_gets_a_suffix_where_it_is_taken() -> None:

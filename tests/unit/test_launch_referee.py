@@ -214,6 +214,30 @@ def test_seconds_end_the_run_at_one_clock() -> None:
     assert ends(t, 0, "finished")["stopped_by"] == "20 s are over"
 
 
+def test_seconds_are_a_bound_for_programs_that_never_ask() -> None:
+    t = Theatre(workers=2, seconds=20.0, grace=5).start()
+    t.train(7)
+    t.wait(21)
+    t.exit(0, 0)
+    t.wait(3)
+    t.dies_of_sigterm = False
+    assert t.signals == []
+    t.wait(3)
+    assert "20 s are over, and 5 s later worker 1 had not ended: SIGTERM" in t.text
+    t.wait(6)
+    assert t.signals == [(1, 15), (1, 9)]
+    summary = ends(t, 0, "finished")
+    assert summary["stopped_by"] == "20 s are over" and summary["result"]
+
+
+def test_a_run_that_is_stopped_after_its_rule_has_not_ended_by_it() -> None:
+    t = Theatre(workers=1, seconds=20.0).start()
+    t.train(7)
+    t.wait(21)
+    t.tell(e.Signalled(2))
+    assert ends(t, 130, "stopped")["stopped_by"] == ""
+
+
 def test_clocks_are_known_from_the_start() -> None:
     t = Theatre(clocks=10).start()
     assert t.machine.plan.spec.stop_clock == 10
@@ -316,3 +340,13 @@ def test_shrink_says_which_files_nobody_reads_any_more() -> None:
     t.train(2)
     t.exit(0, -9)
     assert "going on without it (shrink): no longer seen: x0, x3" in t.text
+
+
+@pytest.mark.parametrize(("model", "closed"), [("bsp", 4), ("ssp:1", None)])
+def test_a_summary_names_no_metric_and_no_clock_that_there_is_not(model: str, closed: int | None) -> None:
+    t = Theatre(workers=1, consistency=model).start()
+    t.train(4)
+    t.machine.watch.closed = 4 if closed else 0
+    t.exit(0, 0)
+    summary = ends(t, 0, "finished")
+    assert summary["metric"] == "" and summary["closed"] == closed

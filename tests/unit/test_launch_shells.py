@@ -19,13 +19,15 @@ from plugml.core.errors import RootError, UsageError, WorldError
 from plugml.launch import effects as e
 from plugml.launch import host, words
 from plugml.launch.agentlink import AgentLink
+from plugml.launch.crew import Crew
 from plugml.launch.environment import thread_note, thread_variables, threads_each, worker_environment
 from plugml.launch.guard import Guard
 from plugml.launch.main import SIGNALS
 from plugml.launch.output import QUEUE_BYTES_MAX, Screen, WorkerOutput
 from plugml.launch.plan import RunPlan, make_plan
 from plugml.launch.progress import Progress
-from plugml.launch.result import claim, publish
+from plugml.launch.result import claim, publish, would_claim
+from plugml.launch.saving import Saver
 from plugml.launch.start import Early, EarlyEndError
 from plugml.runtime.output import Splitter
 from plugml.shm_protocol.info import Info
@@ -540,3 +542,60 @@ def test_an_agent_of_another_version_is_named(tmp_path: Path) -> None:
 
 def test_one_cpu_and_one_worker_are_not_several() -> None:
     assert thread_note({}, 1, 1).startswith("1 CPU for 1 worker: ") and thread_note({}, 2, 3).startswith("2 CPUs for 3 workers: ")
+
+
+@pytest.mark.parametrize("name", ["w.bin", "tables.npz"])
+def test_a_file_that_no_run_has_made_is_not_overwritten(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    for take in (claim, would_claim):
+        with pytest.raises(UsageError, match=f"{name} is there, and no run has made it: choose another place with --result DIR"):
+            take(plan(tmp_path, result=str(tmp_path)))
+    (tmp_path / "result.json").write_text(json.dumps({"files": [name, "result.json"]}))
+    claim(plan(tmp_path, result=str(tmp_path)))[1].release()
+
+
+def test_what_a_run_had_renamed_when_it_was_killed_is_no_strangers(tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_text("ours")
+    (tmp_path / ".saving-x").mkdir()
+    (tmp_path / ".saving-x" / "result.json").write_text(json.dumps({"files": ["w.bin"]}))
+    claim(plan(tmp_path, result=str(tmp_path)))[1].release()
+
+
+@pytest.mark.parametrize(("state", "aside"), [("finished", True), ("stopped", False)])
+def test_what_was_cut_short_does_not_cover_a_finished_result(tmp_path: Path, state: str, aside: bool) -> None:
+    (tmp_path / "result.json").write_text(json.dumps({"state": state, "files": []}))
+    made, place = claim(plan(tmp_path, result=str(tmp_path)))
+    place.release()
+    saver = Saver(Crew(made, "here", "", lambda *_words, **_more: None, 0), lambda *_words, **_more: None, "")
+    saver.begin("stopped")
+    assert saver.place == (f"{tmp_path}/stopped" if aside else str(tmp_path))
+    saver.begin("finished")
+    assert saver.place == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("tail", "last_error", "status", "advised"),
+    [
+        (("ValueError: bad row",), "", 1, True),
+        (("plugml.client.errors.ChannelError: SIZE: w has shape (9,)",), "", 1, False),
+        ((), "NONFINITE at clock 3: element 0 of table w is nan", 2, False),
+        ((), "NONFINITE at clock 3: element 0 of table w is nan", 127, True),
+    ],
+)
+def test_what_plugml_refused_is_not_to_be_tried_alone(tail: tuple[str, ...], last_error: str, status: int, advised: bool) -> None:
+    text = words.failure_lines(1, "here", ["./t"], status, 1, "at clock 4", tail, last_error, "/logs/w1.log")
+    assert ("  try: " in text) == advised
+
+
+def test_a_wait_for_a_worker_says_what_can_be_done() -> None:
+    for spoke in (False, True):
+        assert "plugml channel --close t.1" in words.wait_line("t", 3, 1, 10_000_000, spoke, "S", 77)
+
+
+def test_the_first_line_of_progress_knows_the_rate() -> None:
+    screen = Screen(os.open(os.devnull, os.O_WRONLY), os.open(os.devnull, os.O_WRONLY))
+    line = Progress(screen, False, False, False, 0).take(e.Picture({0: 5}, 5, 0, 1), 5_000_000)
+    screen.close(LIMIT_S)
+    for fd in screen._fds.values():
+        os.close(fd)
+    assert "clock 5, 1.0 clocks/s" in line

@@ -13,7 +13,7 @@ from plugml.core.jobmap import pieces
 from plugml.core.table import DTYPE_CODES, OPTIMIZERS, TableSpec
 from plugml.server.memory import Memory
 from plugml.server.optimizers import KERNELS, Mix
-from plugml.server.place import Place, State
+from plugml.server.place import Place, State, smaller_steps
 from tests.scenario.kit import Box, job, table
 
 
@@ -161,3 +161,9 @@ def test_the_digest_sees_state_and_step_number() -> None:
     first = place.digest(7)
     step(place, memory, [0.0])  # nothing has changed but the number of steps
     assert place.digest(7) != first
+
+
+def test_the_advice_about_an_overflow_is_none_that_was_followed_already() -> None:
+    assert smaller_steps(TableSpec("w", (3,))) == "try a smaller learning rate or dtype f64"
+    assert smaller_steps(TableSpec("w", (3,), dtype="f64")) == "try a smaller learning rate"
+    assert smaller_steps(TableSpec("w", (3,), dtype="i64", optimizer="add")) == "try smaller pushes"
