@@ -288,7 +288,7 @@ def test_arrays_that_do_not_fit_are_refused_before_anything_is_asked(plugged: An
 
 def test_weights_are_checked_and_kept_to_the_last_bit(plugged: Any) -> None:
     plug, agent = plugged(spec())
-    for weight in (0, -1, float("nan"), float("inf"), 2.0**54):
+    for weight in (-0.5, -1, float("nan"), float("inf"), 2.0**54):
         assert failed(lambda weight=weight: plug.step(np.zeros((3, 2)), weight=weight))[0] == "RANGE"
     weight = 1 / 3
     plug.step(np.zeros((3, 2)), weight=weight)

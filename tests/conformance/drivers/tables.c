@@ -61,7 +61,7 @@ static void with_a_channel(plugml *p)
     plugml_quiet(p, 1);
     CHECK(plugml_put(p, "none", bias) == -PLUGML_RANGE && plugml_code(p) == PLUGML_RANGE && strstr(plugml_error(p), "none"));
     CHECK(plugml_get(p, "none", got) == -PLUGML_RANGE && plugml_grad(p, "none") == NULL);
-    CHECK(plugml_step_w(p, NULL, NULL, 0) == -PLUGML_RANGE && plugml_step_w(p, NULL, NULL, -1) == -PLUGML_RANGE);
+    CHECK(plugml_step_w(p, NULL, NULL, -0.5) == -PLUGML_RANGE && plugml_step_w(p, NULL, NULL, -1) == -PLUGML_RANGE);
     CHECK(plugml_ping(p) == 1 && plugml_code(p) == 0 && plugml_clock(p) == 2 && !strcmp(plugml_error(p), ""));
     CHECK(!strcmp(plugml_code_name(PLUGML_GONE), "GONE") && !strcmp(plugml_code_name(99), "UNKNOWN"));
 }
