@@ -11,6 +11,7 @@ from plugml.agent import sparse
 from plugml.agent.sparse import Wanted
 from plugml.agent.transfer import Scatter
 from plugml.core.effects import Send
+from plugml.server.blocks import whole
 from plugml.server.buckets import Buckets
 from plugml.server.contents import Contents
 from plugml.server.range import RangeMachine
@@ -32,7 +33,7 @@ def read_creates(original: Original) -> Original:
             keys = group.keys.some(missing) if group.keys is not None else None
             state = held._read_state(slots)
             held.reserve(len(ids), len(keys.text) if keys is not None else 0)
-            self.take([Step(held, ids, keys, slots, held.read(ids, slots), state, np.ones(len(ids), np.int64))])
+            whole(self.take([Step(held, ids, keys, slots, held.read(ids, slots), state, np.ones(len(ids), np.int64))], held.changed))
         return original(self, group)
 
     return show
@@ -135,8 +136,8 @@ def count_together(original: Original) -> Original:
 def step_unpushed_rows(original: Original) -> Original:
     """A close steps every row of the bucket, with nothing where nobody pushed."""
 
-    def combined(self: Buckets, held: Rows, parts: Any, mix: Any) -> Any:
-        slots, update = original(self, held, parts, mix)
+    def combined(self: Buckets, held: Rows, parts: Any, mix: Any) -> Any:  # a step of slices, as the original
+        slots, update = yield from original(self, held, parts, mix)
         if update is None:
             return slots, update
         whole = np.zeros((held.count, update.shape[1]), update.dtype)
