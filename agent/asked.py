@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from ..core.errors import UsageError, shown
 from ..core.job import JobSpec
@@ -10,6 +10,7 @@ from . import effects as e
 from .router import Job, code_of
 
 TEXT_MAX = 4096
+K = TypeVar("K")
 _NUMBER_MAX = (1 << 32) - 1
 #: op -> its fields, each with its kind; a "?" in front: may be left out.
 FIELDS: dict[str, dict[str, str]] = {
@@ -91,3 +92,9 @@ def _is_kind(value: object, kind: str) -> bool:
     if kind == "text":
         return isinstance(value, str) and len(value) <= TEXT_MAX and "\0" not in value and _is_unicode(value)
     return isinstance(value, dict)
+
+
+def without(table: dict[K, list[Ticket]], connection: int) -> dict[K, list[Ticket]]:
+    """The tickets of all other connections."""
+    kept = {key: [ticket for ticket in tickets if ticket.connection != connection] for key, tickets in table.items()}
+    return {key: tickets for key, tickets in kept.items() if tickets}

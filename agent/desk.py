@@ -10,7 +10,7 @@ again after a lost connection; bad input is answered with a sentence and changes
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..core.effects import Log
 from ..core.errors import Code, UsageError, shown
@@ -19,7 +19,7 @@ from ..core.jobmap import FAILED, FINISHED, STOPPED
 from ..shm_protocol.info import Info
 from ..wire import messages as m
 from . import effects as e
-from .asked import TEXT_MAX, Ticket, checked, no, yes
+from .asked import TEXT_MAX, Ticket, checked, no, without, yes
 from .channel import Channel
 from .exports import Exports
 from .house import House
@@ -29,8 +29,6 @@ from .stops import Stops
 
 if TYPE_CHECKING:
     from .servers import Servers
-
-K = TypeVar("K")
 
 SOCKET_VERSION = 1
 HOWS = ("finished", "restarting", "lost")
@@ -94,10 +92,10 @@ class Desk:
             del self.by_question[number]
             self.house.link.forget(number)
         self.for_map = [ticket for ticket in self.for_map if ticket.connection != gone]
-        self.for_join = _without(self.for_join, gone)
-        self.for_leave = _without(self.for_leave, gone)
-        self.for_channel = _without(self.for_channel, gone)
-        self.for_orphan = _without(self.for_orphan, gone)
+        self.for_join = without(self.for_join, gone)
+        self.for_leave = without(self.for_leave, gone)
+        self.for_channel = without(self.for_channel, gone)
+        self.for_orphan = without(self.for_orphan, gone)
         self.stops.on_hung(gone)
         self.launchers.on_hung(gone, now_us)
         return self.exports.on_hung(gone)
@@ -166,8 +164,6 @@ class Desk:
         ended = job.ended()
         if ended is not None:
             return no(ticket, *ended)
-        if job.map is None or not job.spec.checkpoint_dir:
-            return no(ticket, Code.FORMAT, f"job {job.name!r} has no place for checkpoints: say --checkpoint-dir when it is started")
         return self.stops.save(ticket, job, now_us)
 
     def _standing(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
@@ -421,9 +417,3 @@ class Desk:
     def _count(self) -> int:
         waiting = sum(len(tickets) for table in (self.for_join, self.for_leave, self.for_channel, self.for_orphan) for tickets in table.values())
         return waiting + len(self.by_question) + len(self.for_map) + len(self.exports.running) + len(self.stops.running)
-
-
-def _without(table: dict[K, list[Ticket]], connection: int) -> dict[K, list[Ticket]]:
-    """The tickets of all other connections."""
-    kept = {key: [ticket for ticket in tickets if ticket.connection != connection] for key, tickets in table.items()}
-    return {key: tickets for key, tickets in kept.items() if tickets}

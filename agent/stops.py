@@ -41,6 +41,8 @@ class Stops:
 
     def save(self, ticket: Ticket, job: Job, now_us: int) -> list[Any]:
         """A checkpoint is wanted, other than those that have begun by now."""
+        if job.map is None or not job.spec.checkpoint_dir:
+            return no(ticket, Code.FORMAT, f"job {job.name!r} has no place for checkpoints: say --checkpoint-dir when it is started")
         return self._begin(Stop(ticket, job, "", job.saves[0], self.house.limits.resend_us, now_us))
 
     def _begin(self, stop: Stop) -> list[Any]:

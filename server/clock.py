@@ -247,13 +247,11 @@ class ClockMachine:
         return member
 
     def _joined(self, sender: str, worker: int, gen: int) -> Member:
-        """A worker of the roster goes on where it stood; one that comes anew starts where nothing is under way yet."""
-        first = self.members.slowest
-        if self._closes:
-            first = self.closed + 1 if self.members.count else self.closed
+        """A worker of the roster goes on where it stood; one that comes anew starts where nothing is under way yet, and all end."""
+        first = self.closed + bool(self.members.count) if self._closes else self.members.slowest
         self.claims.drop(worker)
         self.work.lose(worker)
-        member = self.members.join(worker, gen, sender, first)
+        member = self.members.join(worker, gen, sender, min(first, self.stop_clock) if self.stop_clock >= 0 else first)
         self._count_agents()
         return member
 

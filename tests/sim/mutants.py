@@ -25,6 +25,7 @@ from plugml.core.job import JobSpec
 from plugml.master import decisions
 from plugml.master.ledger import Ledger
 from plugml.server.buckets import Buckets
+from plugml.server.claims import Claims
 from plugml.server.clock import ClockMachine
 from plugml.server.contents import Contents
 from plugml.server.hosted import Hosted
@@ -114,7 +115,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("codec: no checksum", codec, "crc32", act.no_checksum, under("asp", net_corrupt=0.3)),
     Mutant("server: no fence", RangeMachine, "_on_push", act.no_fence, under("asp", net_double=0.3, net_straggle=0.4, program_kill_us=60_000)),
     Mutant("server: take lower claims", RangeMachine, "_on_init", act.take_lower_claims, offered),
-    Mutant("clock: a dead worker keeps its claim", ClockMachine, "_drop_claim_of", act.keep_a_claim_of_the_dead, offered),
+    Mutant("clock: a dead worker keeps its claim", Claims, "drop", act.keep_a_claim_of_the_dead, offered),
     Mutant("clock: hear dead generations", ClockMachine, "_stream", act.hear_dead_generations, haunted),
     Mutant("master: follow any generation", decisions, "attach", act.follow_any_generation, under("asp", agent_crash_us=80_000, net_replay=0.3)),
     Mutant("master: begin a run for any question", decisions, "register", act.begin_for_any_question, belated),

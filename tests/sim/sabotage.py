@@ -153,7 +153,7 @@ def answer_an_old_line_again(original: Original) -> Original:
 def take_lower_claims(original: Original) -> Original:
     def on_init(self: RangeMachine, sender: str, init: m.Init) -> Any:
         if init.claim < self.claim:
-            self.claim = init.claim - 1
+            self.claim = self.underway.claim = init.claim - 1
         return original(self, sender, init)
 
     return on_init

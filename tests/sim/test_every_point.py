@@ -63,7 +63,7 @@ def test_the_agent_may_die_after_each_of_its_effects(consistency: str) -> None:
         if not died(cluster):
             assert point > 50, "the agent performed hardly anything"
             return
-        assert cluster.agents[0].incarnation == 2
+        assert cluster.agents[0].incarnation == 2 or not cluster.agents[0].alive  # its last effects come when all is over
     pytest.fail(f"no run got through {POINTS_MAX} points")
 
 

@@ -34,7 +34,7 @@ def test_rows_beyond_the_jobs_memory_are_refused_with_table_and_limit(place: Pla
     """1 MiB holds 5 pushes of 1,000 rows of 16 f32 with the state of adam (192 bytes a row) on one server."""
     place.write("t.py", TRAINER)
     limit = 1 << 20
-    words = ["--memory", "1MiB", "--optimizer", "adam", "--servers", str(servers), "--table", "deep=sparse,width=16", "--name", "deep"]
+    words = ["--memory", "1MiB", "--optimizer", "adam", "--servers", str(servers), "--copies", "1", "--table", "deep=sparse,width=16", "--name", "deep"]
     done = place.run("run", *words, "--", sys.executable, "t.py", "0")
     (line,) = re.findall(r"refused NOSPC .*", done.stdout)
     assert "table 'deep'" in line and f"share of {limit // servers}" in line, line
