@@ -19,8 +19,6 @@ NUMBER = (int, float)
 SPARSE = "sparse"
 SETTINGS = tuple(sorted({key for known in OPTIMIZERS.values() for key in known}))
 _ALL_INIT = tuple(dict.fromkeys(key for known in INIT_SETTINGS.values() for key in known))
-#: Keys of a table that only a sparse one has.
-SPARSE_KEYS = ("width", "rows", "index", "batch")
 TABLE_KEYS: dict[str, tuple[type, ...]] = {
     "name": (str,), "shape": (int, list), "width": (int,), "rows": (int,), "index": (str,), "batch": (int,),
     "dtype": (str,), "storage": (str,), "order": (str,), "optimizer": (str,), "init": (str,), "combine": (str,),

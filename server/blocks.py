@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..core.errors import Code, PeerError, RequestError
+from ..core.errors import Code, RequestError
 from ..core.job import JobSpec
 from ..core.jobmap import Piece
 from ..core.table import DTYPE_NAMES
@@ -203,23 +203,14 @@ class Blocks:
                 if not self._held(place, array) and all([array is not other for other in own]):
                     self._memory.give(array)
 
-    def rows_of(self, meta: Any) -> list[tuple[Place, tuple[int, ...]]]:
-        """The blocks of a dump, each with its row.  Raises `PeerError`."""
-        rows = plain.records(meta, plain.whole, plain.whole, plain.whole, plain.whole, plain.whole)
-        plain.once([(row[:2], None) for row in rows])
-        for row in rows:
-            if row[:2] not in self.places:
-                raise PeerError(f"a copy of range {self.number} has block {row[1]} of table {row[0]}, which does not lie there")
-        return [(self.places[row[:2]], row) for row in rows]
-
     def layout(self, meta: Any) -> Layout:
         """The arrays of a dump.  Raises `PeerError`."""
-        return {name: shape for place, row in self.rows_of(meta) for name, shape in place.layout(row).items()}
+        return {name: shape for place, row in plain.placed(meta, self.places, self.number, "block") for name, shape in place.layout(row).items()}
 
     def load(self, meta: Any, arrays: dict[str, Array]) -> None:
         """What a dump has, in place of what is here; takes the arrays out.  Raises `PeerError`."""
         self.forget()
-        for place, row in self.rows_of(meta):
+        for place, row in plain.placed(meta, self.places, self.number, "block"):
             place.load(row, arrays)
 
     def forget(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.errors import Code, PeerError, RequestError
+from ..core.errors import Code, RequestError
 from ..core.job import JobSpec
 from ..core.jobmap import Bucket
 from ..core.table import DTYPE_CODES
@@ -282,24 +282,15 @@ class Buckets:
                 arrays.update(found[1])
         return meta, arrays
 
-    def rows_of(self, meta: Any) -> list[tuple[Rows, tuple[int, ...]]]:
-        """The buckets of a dump, each with its row.  Raises `PeerError`."""
-        found = plain.records(meta, plain.whole, plain.whole, plain.whole, plain.whole, plain.whole)
-        plain.once([(row[:2], None) for row in found])
-        for row in found:
-            if row[:2] not in self.held:
-                raise PeerError(f"a copy of range {self.number} has bucket {row[1]} of table {row[0]}, which does not lie there")
-        return [(self.held[row[:2]], row) for row in found]
-
     def layout(self, meta: Any) -> Layout:
         """The arrays of a dump.  Raises `PeerError`."""
-        return {name: shape for rows, row in self.rows_of(meta) for name, shape in rows.layout(row).items()}
+        return {name: shape for rows, row in plain.placed(meta, self.held, self.number, "bucket") for name, shape in rows.layout(row).items()}
 
     def admit_dump(self, meta: Any) -> None:
         """Whether the rows of a dump have room, those here aside.  Raises `RequestError`."""
         nbytes = cost = 0
         names = set()
-        for rows, (_, _, count, text, _) in self.rows_of(meta):
+        for rows, (_, _, count, text, _) in plain.placed(meta, self.held, self.number, "bucket"):
             nbytes += count * rows.state_bytes
             cost += rows.cost(count, text)
             names.add(repr(rows.spec.name))
@@ -308,7 +299,7 @@ class Buckets:
     def load(self, meta: Any, arrays: dict[str, Array]) -> None:
         """What a dump has, in place of what is here; takes the arrays out.  Raises `PeerError` and MemoryError."""
         self.forget()
-        for rows, row in self.rows_of(meta):
+        for rows, row in plain.placed(meta, self.held, self.number, "bucket"):
             try:
                 rows.load(row, arrays)
             finally:

@@ -6,7 +6,7 @@ Knows numbers, lists and mappings; not what they are for.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from ..core.errors import Code, PeerError, RequestError, shown
@@ -84,6 +84,16 @@ def once(found: Sequence[tuple[Made, Any]]) -> dict[Made, Any]:
     if len(made) != len(found):
         raise PeerError("a copy names something twice")
     return made
+
+
+def placed(meta: Any, held: Mapping[tuple[int, int], Made], range_number: int, what: str) -> list[tuple[Made, tuple[int, ...]]]:
+    """The parts of a dump, each with its row of five, which begins with its table and number: known ones, none twice."""
+    rows = records(meta, whole, whole, whole, whole, whole)
+    once([(row[:2], None) for row in rows])
+    for row in rows:
+        if row[:2] not in held:
+            raise PeerError(f"a copy of range {range_number} has {what} {row[1]} of table {row[0]}, which does not lie there")
+    return [(held[row[:2]], row) for row in rows]
 
 
 def from_failure(why: RequestError | None) -> tuple[Any, ...]:

@@ -227,3 +227,18 @@ class History:
             m.StopAsk(1, 1, 1, "enough") if self.draw.random() < 0.1 else m.Join(*head),
             m.CloseAck(1, 1, 1, clock.outbox.floor + min(1, len(clock.outbox._closes)), (0,)),
         ))  # fmt: skip
+
+
+def lived(draw: Random, steps: int = 60) -> tuple[JobSpec, Copy, History]:
+    """A drawn job, and a copy with a history of so many messages."""
+    spec = drawn_job(draw)
+    copy = Copy(spec)
+    history = History(spec, draw, copy)
+    for _ in range(steps):
+        copy.take(history.next())
+    return spec, copy, history
+
+
+def copied(dump: Dump) -> dict[str, Any]:
+    """Its arrays, for somebody who spoils or keeps them."""
+    return {name: array.copy() for name, array in dump.arrays.items()}

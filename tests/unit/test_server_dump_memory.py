@@ -14,7 +14,7 @@ from plugml.server.dump import Dump, Stream
 from plugml.server.pool import SPARE_BYTES
 from plugml.wire import messages as m
 from tests.scenario.sparse import by_range, joined, sparse_table
-from tests.unit.dump_history import Copy, History, drawn_job
+from tests.unit.dump_history import Copy, copied, lived
 
 BLOCKS = 4
 
@@ -179,12 +179,7 @@ def test_no_memory_for_a_dump_is_said_before_anything_is_copied() -> None:
 
 
 def test_what_a_range_forgets_is_given_back() -> None:
-    draw = Random(2)
-    spec = drawn_job(draw)
-    copy = Copy(spec)
-    history = History(spec, draw, copy)
-    for _ in range(80):
-        copy.take(history.next())
+    spec, copy, _ = lived(Random(2), 80)
     whole = copy.whole()
     dump = copy.dump()
     count = len(held(copy))
@@ -203,14 +198,10 @@ def test_what_a_range_forgets_is_given_back() -> None:
 def test_a_load_that_fails_leaves_nothing() -> None:
     from plugml.core.errors import PeerError
 
-    draw = Random(2)
-    spec = drawn_job(draw)
-    copy, other = Copy(spec), Copy(spec)
-    history = History(spec, draw, copy)
-    for _ in range(80):
-        copy.take(history.next())
+    spec, copy, _ = lived(Random(2), 80)
+    other = Copy(spec)
     dump = copy.dump()
-    arrays = {name: array.copy() for name, array in dump.arrays.items()}
+    arrays = copied(dump)
     last = [name for name in arrays if name.endswith("/ids")][-1]
     arrays[last][:] = arrays[last][0]
     with pytest.raises(PeerError):

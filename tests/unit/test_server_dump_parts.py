@@ -17,7 +17,7 @@ from plugml.core.errors import Code, PeerError, RequestError
 from plugml.server import dump as dumps
 from plugml.server.dump import HEAD_MAX, JOINED, Dump, Filling, Layout, Shape, Stream, without
 from plugml.server.pool import SPARE_BYTES
-from tests.unit.dump_history import Copy, History, drawn_job
+from tests.unit.dump_history import Copy, copied, lived
 
 U8 = np.dtype(np.uint8)
 
@@ -176,11 +176,7 @@ def mutated(value: Any, draw: Random) -> Any:
 def test_whatever_a_document_says_it_is_taken_or_refused(seed: int) -> None:
     """What is taken keeps every rule that the range and its clock have; what is refused leaves nothing behind."""
     draw = Random(seed)
-    spec = drawn_job(draw)
-    first = Copy(spec)
-    history = History(spec, draw, first)
-    for _ in range(60):
-        first.take(history.next())
+    spec, first, history = lived(draw)
     dump = first.dump()
     taken = 0
     for _ in range(150):
@@ -215,18 +211,14 @@ def _other(shape: Shape) -> Any:
 def test_no_wrong_number_gets_into_an_array(name: str, text: str) -> None:
     """Rows of other buckets, keys of other rows, lengths that do not fit, what is no number."""
     draw = Random(4)
-    spec = drawn_job(draw)
-    first = Copy(spec)
-    history = History(spec, draw, first)
-    for _ in range(70):
-        first.take(history.next())
+    spec, first, _ = lived(draw, 70)
     dump = first.dump()
     spoiled = 0
     for array_name, array in dump.arrays.items():
         if array_name.rsplit("/", 1)[1] != name or (name == "values" and array.dtype.kind != "f"):
             continue
         spoiled += 1
-        arrays = {other: found.copy() for other, found in dump.arrays.items()}
+        arrays = copied(dump)
         flat = arrays[array_name].reshape(-1)
         elsewhere = arrays["e/1/ids" if array_name == "e/0/ids" else "e/0/ids"][0]
         flat[draw.randrange(flat.size)] = {"values": np.nan, "slots": 1 << 33, "ids": elsewhere}.get(name, 250)
@@ -236,29 +228,19 @@ def test_no_wrong_number_gets_into_an_array(name: str, text: str) -> None:
 
 
 def test_a_row_twice_is_refused() -> None:
-    draw = Random(4)
-    spec = drawn_job(draw)
-    first = Copy(spec)
-    history = History(spec, draw, first)
-    for _ in range(60):
-        first.take(history.next())
+    spec, first, _ = lived(Random(4), 60)
     dump = first.dump()
     names = [name for name in dump.arrays if name.startswith("e/") and name.endswith("/ids") and dump.arrays[name].size > 1]
     assert names
     for name in names:
-        arrays = {other: found.copy() for other, found in dump.arrays.items()}
+        arrays = copied(dump)
         arrays[name][-1] = arrays[name][0]
         with pytest.raises(PeerError, match="a row twice"):
             Copy(spec).load(Dump(dump.meta, arrays))
 
 
 def test_rows_that_have_no_room_are_refused_before_they_come() -> None:
-    draw = Random(4)
-    spec = drawn_job(draw)
-    first = Copy(spec)
-    history = History(spec, draw, first)
-    for _ in range(40):
-        first.take(history.next())
+    spec, first, _ = lived(Random(4), 40)
     dump = first.dump()
     small, shared = Copy(spec, room=SPARE_BYTES + 10), Copy(spec)
     shared.pool.share = first.pool.used - 1
@@ -266,9 +248,9 @@ def test_rows_that_have_no_room_are_refused_before_they_come() -> None:
         with pytest.raises(RequestError, match="NOSPC"):
             copy.holding.layout(dump.meta)
         with pytest.raises(RequestError, match="NOSPC"):
-            copy.load(Dump(dump.meta, {name: array.copy() for name, array in dump.arrays.items()}))
+            copy.load(Dump(dump.meta, copied(dump)))
         copy.holding.forget()
         assert copy.pool.used == copy.pool.taken == 0
     shared.pool.share = first.pool.used
-    shared.load(Dump(dump.meta, {name: array.copy() for name, array in dump.arrays.items()}))
+    shared.load(Dump(dump.meta, copied(dump)))
     assert shared.pool.used == first.pool.used and shared.pool.taken == first.pool.taken

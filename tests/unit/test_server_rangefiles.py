@@ -19,20 +19,9 @@ from plugml.core.job import JobSpec
 from plugml.server import rangefiles
 from plugml.server.dump import Dump
 from plugml.server.rangefiles import SyncError, about, read_range, refers, write_range
-from tests.unit.dump_history import Copy, History, drawn_job
+from tests.unit.dump_history import Copy, History, lived
 
 NAME = "c1/r0.safetensors"
-
-
-def lived(seed: int, steps: int = 60) -> tuple[JobSpec, Copy, History]:
-    """A copy with a history, still without a failure."""
-    draw = Random(seed)
-    spec = drawn_job(draw)
-    copy = Copy(spec)
-    history = History(spec, draw, copy)
-    for _ in range(steps):
-        copy.take(history.next())
-    return spec, copy, history
 
 
 def written(root: Path, spec: JobSpec, copy: Copy, name: str = NAME, earlier: str = "") -> rangefiles.Written:
@@ -59,7 +48,7 @@ def refused(root: Path, spec: JobSpec, name: str = NAME) -> str:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_a_range_that_was_stored_goes_on_bit_for_bit(seed: int, tmp_path: Path) -> None:
-    spec, first, history = lived(seed)
+    spec, first, history = lived(Random(seed))
     written(tmp_path, spec, first)
     second = loaded(tmp_path, spec)
     assert second.whole() == first.whole() and second.range.digest() == first.range.digest()
@@ -70,7 +59,7 @@ def test_a_range_that_was_stored_goes_on_bit_for_bit(seed: int, tmp_path: Path) 
 
 
 def test_others_read_the_file_as_safetensors(tmp_path: Path) -> None:
-    spec, copy, _ = lived(3)
+    spec, copy, _ = lived(Random(3))
     dump = copy.dump()
     write_range(tmp_path, NAME, dump, about(spec, 1, 0))
     tensors = load_file(tmp_path / NAME)
@@ -92,7 +81,7 @@ def test_others_read_the_file_as_safetensors(tmp_path: Path) -> None:
 
 
 def test_a_file_that_ends_too_early_is_refused_wherever_that_is(tmp_path: Path) -> None:
-    spec, copy, _ = lived(1)
+    spec, copy, _ = lived(Random(1))
     written(tmp_path, spec, copy)
     whole = (tmp_path / NAME).read_bytes()
     for length in {*range(10), len(whole) // 2, len(whole) - 1, *Random(1).sample(range(len(whole)), 40)}:
@@ -103,7 +92,7 @@ def test_a_file_that_ends_too_early_is_refused_wherever_that_is(tmp_path: Path) 
 
 
 def test_no_flipped_bit_gets_in(tmp_path: Path) -> None:
-    spec, copy, _ = lived(1)
+    spec, copy, _ = lived(Random(1))
     written(tmp_path, spec, copy)
     whole = (tmp_path / NAME).read_bytes()
     header = 8 + int.from_bytes(whole[:8], "little")
@@ -116,7 +105,7 @@ def test_no_flipped_bit_gets_in(tmp_path: Path) -> None:
 
 
 def test_what_is_of_another_job_is_refused_by_its_name(tmp_path: Path) -> None:
-    spec, copy, _ = lived(1)
+    spec, copy, _ = lived(Random(1))
     written(tmp_path, spec, copy)
     assert about(spec, 1, 0) == json.loads(json.dumps(about(spec, 1, 0)))
     from dataclasses import replace
@@ -206,7 +195,7 @@ def test_a_file_made_with_intent_is_refused_too(what: str, tmp_path: Path) -> No
     """All of it while it is read, or when it is loaded: a document that contradicts itself raises what a peer's raises."""
     from plugml.core.errors import PeerError
 
-    spec, copy, _ = lived(1)
+    spec, copy, _ = lived(Random(1))
     written(tmp_path, spec, copy)
     craft(tmp_path, HOSTILE[what])
     target = Copy(spec)
@@ -219,7 +208,7 @@ def test_a_file_made_with_intent_is_refused_too(what: str, tmp_path: Path) -> No
 
 
 def test_a_file_that_is_none_or_away_is_refused(tmp_path: Path) -> None:
-    spec, _, _ = lived(1, 1)
+    spec, _, _ = lived(Random(1), 1)
     assert "cannot be read: No such file" in refused(tmp_path, spec)
     (tmp_path / "c1").mkdir()
     (tmp_path / NAME).write_bytes(b"\xff" * 8 + b"{}")
@@ -236,7 +225,7 @@ def test_a_file_that_is_none_or_away_is_refused(tmp_path: Path) -> None:
 
 def test_a_new_name_stands_for_what_the_disk_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The numbers are on the disk before they get their name, and the name before anybody hears of it."""
-    spec, copy, _ = lived(1)
+    spec, copy, _ = lived(Random(1))
     done: list[str] = []
     rename, fsync = os.rename, os.fsync
 
@@ -256,7 +245,7 @@ def test_a_new_name_stands_for_what_the_disk_holds(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize(("call", "text"), [("write", "cannot be written: No space left"), ("rename", "cannot be written: No space left")])
 def test_a_full_disk_leaves_what_was_there(call: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec, copy, history = lived(1)
+    spec, copy, history = lived(Random(1))
     written(tmp_path, spec, copy)
     before = (tmp_path / NAME).read_bytes()
     for _ in range(5):
@@ -276,7 +265,7 @@ def test_a_full_disk_leaves_what_was_there(call: str, text: str, tmp_path: Path,
 
 
 def test_a_disk_that_fails_to_sync_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec, copy, _ = lived(1, 10)
+    spec, copy, _ = lived(Random(1), 10)
 
     def broken(_: int) -> None:
         raise OSError(5, "Input/output error")
@@ -288,7 +277,7 @@ def test_a_disk_that_fails_to_sync_says_so(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_write_in_pieces_is_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec, copy, _ = lived(2)
+    spec, copy, _ = lived(Random(2))
     written(tmp_path, spec, copy)
     whole = (tmp_path / NAME).read_bytes()
     write = os.write
@@ -303,7 +292,7 @@ def test_a_write_in_pieces_is_the_same_file(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_only_what_has_changed_is_written_again(tmp_path: Path) -> None:
-    spec, copy, history = lived(5, 80)
+    spec, copy, history = lived(Random(5), 80)
     files = []
     for number in range(6):
         name = f"c{number}/r0.safetensors"
@@ -319,7 +308,7 @@ def test_only_what_has_changed_is_written_again(tmp_path: Path) -> None:
 
 
 def test_an_earlier_file_that_is_gone_or_spoiled_is_missed_by_name(tmp_path: Path) -> None:
-    spec, copy, _ = lived(5, 80)
+    spec, copy, _ = lived(Random(5), 80)
     written(tmp_path, spec, copy, "c1/a")
     assert written(tmp_path, spec, copy, "c2/a", "c1/a").spared
     assert refers(tmp_path, "c2/a") == {"c1/a"}
@@ -334,7 +323,7 @@ def test_an_earlier_file_that_is_gone_or_spoiled_is_missed_by_name(tmp_path: Pat
 
 def test_another_run_of_equal_counts_is_no_earlier_file(tmp_path: Path) -> None:
     """Counts of changes begin anew in each run; what two runs have in common is what is equal."""
-    spec, one, _ = lived(5, 0)
+    spec, one, _ = lived(Random(5), 0)
     other = Copy(spec)
     draws = [History(spec, Random(seed), copy) for seed, copy in ((1, one), (2, other))]
     for _ in range(30):
@@ -346,7 +335,7 @@ def test_another_run_of_equal_counts_is_no_earlier_file(tmp_path: Path) -> None:
 
 
 def test_a_file_never_names_itself(tmp_path: Path) -> None:
-    spec, copy, _ = lived(5, 40)
+    spec, copy, _ = lived(Random(5), 40)
     written(tmp_path, spec, copy, "c1/a")
     written(tmp_path, spec, copy, "c2/a", "c1/a")
     assert written(tmp_path, spec, copy, "c1/a", "c2/a").spared == 0
@@ -355,7 +344,7 @@ def test_a_file_never_names_itself(tmp_path: Path) -> None:
 
 
 def test_a_dump_without_arrays_is_a_file_too(tmp_path: Path) -> None:
-    spec = lived(1, 0)[0]
+    spec = lived(Random(1), 0)[0]
     written(tmp_path, spec, Copy(spec))
     assert loaded(tmp_path, spec).whole() == Copy(spec).whole()
     assert isinstance(Copy(spec).dump(), Dump)
