@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 SEED   ?= 1
 SEEDS  ?= 200
 JOBS   ?= auto
-PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 1
 
 .PHONY: help demo test test-all check lint sim bench bench-quick wheel clean
 
@@ -27,7 +27,7 @@ test: $(VENV)/.test  ## set up and run every everyday test; PLUGML_REQUIRE_ALL=1
 	@$(PYTEST) -m 'not slow'
 
 test-all: $(VENV)/.test  ## the same and the long ones (300 kills, thousands of seeds)
-	@PLUGML_LONG=1 PLUGML_SEEDS=2000 $(PYTEST)
+	@PLUGML_LONG=1 PLUGML_SEEDS=2000 $(PYTEST) -o timeout=3600 -o faulthandler_timeout=0
 
 check: $(VENV)/.test  ## under a minute: lint, types, unit, scenarios, 25 simulated seeds
 	@$(MAKE) --no-print-directory lint

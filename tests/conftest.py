@@ -22,6 +22,7 @@ __all__ = ["no_leaks", "test_mark"]
 
 REQUIRE_ALL = os.environ.get("PLUGML_REQUIRE_ALL", "") not in ("", "0")
 MOST = 6  # more processors have nothing to do while the longest tests run
+FAILURE_CHARS = 4000  # of a failure's text that are printed when it happens; the whole comes at the end
 FORGIVEN = "does not apply here: "
 
 
@@ -43,6 +44,12 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["PYTHONPYCACHEPREFIX"] = str(config.rootpath / ".pytest_cache" / "bytecode")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """A failure is told when it happens: a session that is cut short has told it."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\nFAILED {report.nodeid} ({report.when})\n{report.longreprtext[-FAILURE_CHARS:]}", flush=True)
 
 
 # -- toolchains -------------------------------------------------------------------------------------------------------
