@@ -13,6 +13,7 @@ import os
 import select
 import time
 
+from ..channel import AgentChannel
 from .agent import ScriptedAgent
 from .observer import LINGERED, Observer
 from .talk import Talk
@@ -20,6 +21,7 @@ from .talk import Talk
 RING_WITHIN_S = 0.1  # a program that has written the line rings before; one that does not block is not waited for longer
 _LOOK_S = 0.002
 _PIPE_BYTES = 4096
+_LATE_BELLS = 100  # more at once are of a program that rings without end; it is heard as it rings
 
 
 class MuffledAgent(ScriptedAgent):
@@ -40,13 +42,24 @@ class MuffledAgent(ScriptedAgent):
         talk = self.talks[0]
         if talk.channel is None:
             return
-        talk.channel.drain_bell()
         if self.observer.answered < LINGERED:
-            os.write(self.kept[0].req_fd, bytes(_PIPE_BYTES))
-        elif self.observer.eye.fd in self._talk_of:
+            self._muffle_again(talk.channel)
+            return
+        talk.channel.drain_bell()
+        if self.observer.eye.fd in self._talk_of:
             self._poll.unregister(self.observer.eye.fd)
             del self._talk_of[self.observer.eye.fd]
             super()._watch(talk)
+
+    def _muffle_again(self, channel: AgentChannel) -> None:
+        """Also over bells that came late: a program that was not waited for long enough sleeps in one until there is room."""
+        for _ in range(_LATE_BELLS):
+            channel.drain_bell()
+            try:
+                os.write(self.kept[0].req_fd, bytes(_PIPE_BYTES))
+            except BlockingIOError:  # the late bell has taken the room first
+                continue
+            return
 
     def _watch(self, talk: Talk) -> None:
         self._talk_of[self.observer.eye.fd] = talk

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -10,6 +12,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +27,7 @@ from plugml.shm_protocol.conform.drill import read_line
 from plugml.shm_protocol.conform.eye import CAME_BY, MADE, OPENED, REMOVED, WROTE, Eye
 from plugml.shm_protocol.conform.faults import Fault, Killed, Script
 from plugml.shm_protocol.conform.group import Group
+from plugml.shm_protocol.conform.muffled import MuffledAgent
 from plugml.shm_protocol.conform.refusals import rule_of_line, rule_of_request
 from plugml.shm_protocol.conform.server import PlainServer
 from plugml.shm_protocol.conform.tables import Pushed
@@ -40,6 +45,33 @@ TABLES = (
     TableSpec("w", (4,), optimizer="add"), TableSpec("e", (10, 2), "sparse", index="u32", batch=3, optimizer="add"),
     TableSpec("s", (0, 1), "sparse", index="str", batch=3, optimizer="add"), TableSpec("h", (10, 1), "sparse", storage="f16", batch=3, optimizer="add"),
 )  # fmt: skip
+
+
+# -- the muffled bell
+
+
+def test_a_bell_that_comes_late_takes_no_room_from_what_muffles() -> None:
+    read, write = os.pipe2(os.O_NONBLOCK)
+    fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
+    late = [b"\n", b"", b"\n", b""]
+
+    def drain_bell() -> None:
+        """Room comes about, and who sleeps in its bell takes it."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(read, 1 << 16)
+        os.write(write, late.pop(0))
+
+    agent = MuffledAgent.__new__(MuffledAgent)
+    agent.kept = [SimpleNamespace(req_fd=write)]  # type: ignore[list-item]
+    channel: Any = SimpleNamespace(drain_bell=drain_bell)
+
+    for left in (2, 0):
+        agent._muffle_again(channel)
+        assert len(late) == left
+        with pytest.raises(BlockingIOError):
+            os.write(write, b"\n")
+    os.close(read)
+    os.close(write)
 
 
 # -- refusals
