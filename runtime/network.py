@@ -200,7 +200,7 @@ class Network:
     def _end(self) -> None:
         if self._gate is not None:
             self._gate.close()
-        self._context.term()
+        self._context.destroy(linger=0)  # also what a fault has left open, for which `term` would wait without end
 
     def _shut(self, socket: Socket, linger_ms: int) -> None:
         self._touched.pop(socket, None)

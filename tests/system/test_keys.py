@@ -185,7 +185,7 @@ def test_strangers_are_refused_counted_and_told_once_by_master_and_server(lab: L
             lab.until(lambda id_=id_: f"event=key_refused key={public}" in lab.said(id_).replace('"', "") and "event=handshake_failed" in lab.said(id_))
             assert lab.said(id_).count("event=key_refused") == 1
     finally:
-        context.term()
+        context.destroy(linger=0)
     lab.until(lambda: lab.counters("s0").get("keys_refused", 0) == 3 and lab.counters("s0").get("handshakes_failed", 0) >= 3)
     assert lab.train().count("first 20.0") == 2
 
@@ -357,7 +357,7 @@ def test_with_plain_data_it_says_so_and_the_master_still_wants_keys(lab: Lab) ->
     dealer.send_multipart([bytes(frame) for frame in codec.encode(m.Admin(1, "status", {}))])
     assert not dealer.poll(500)
     dealer.close()
-    context.term()
+    context.destroy(linger=0)
 
 
 # -- two hosts --------------------------------------------------------------------------------------------------------

@@ -140,7 +140,7 @@ def server(masters: Masters) -> Iterator[Node]:
     register(made)
     yield made
     made.close()
-    context.term()
+    context.destroy(linger=0)
 
 
 def register(node: Node) -> None:

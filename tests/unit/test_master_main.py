@@ -96,7 +96,7 @@ def call(endpoint: str) -> Iterator[Callable[[str], Caller]]:
     yield one
     for caller in callers:
         caller.socket.close()
-    context.term()
+    context.destroy(linger=0)
 
 
 def register(caller: Caller, role: str) -> m.Registered:

@@ -236,7 +236,7 @@ def test_a_peer_that_reads_nothing_gets_no_more_than_its_share(host: Host) -> No
     assert server.full and server.bytes_sent < limits.queue_bytes_max + (2 << 20)
     assert host.events(S0).count("peer_full") == 1
     deaf.close(linger=0)
-    context.term()
+    context.destroy(linger=0)
     host.until(lambda: not server.is_lent(block))
 
 
@@ -271,7 +271,7 @@ def test_garbage_is_counted_told_once_and_everybody_else_is_served(host: Host) -
     dealer.send_multipart(codec.encode(ACK))  # and whoever comes to reason is heard
     host.until(lambda: len(host.got[S0]) == 3)
     dealer.close()
-    context.term()
+    context.destroy(linger=0)
 
 
 def test_garbage_from_the_router_that_we_called_is_survived_too(host: Host) -> None:
@@ -291,7 +291,7 @@ def test_garbage_from_the_router_that_we_called_is_survived_too(host: Host) -> N
     host.until(lambda: host.got[A0])
     assert agent.refused == len(sent) and host.events(A0).count("peer_refused") == 1
     router.close(linger=0)
-    context.term()
+    context.destroy(linger=0)
 
 
 @pytest.mark.parametrize("identity", [b"", b"m0.NOTHEX00", b"\xff\xfe", b"a0 a0", b"x" * 200])
@@ -302,7 +302,7 @@ def test_who_gives_no_name_is_nobody(host: Host, identity: bytes) -> None:
     host.until(lambda: server.strangers == 1)
     assert len(host.got[S0]) == 1
     dealer.close()
-    context.term()
+    context.destroy(linger=0)
 
 
 def test_an_oversized_frame_costs_its_sender_the_connection(host: Host) -> None:
@@ -317,7 +317,7 @@ def test_an_oversized_frame_costs_its_sender_the_connection(host: Host) -> None:
     host.run(0.1)
     assert host.got[S0][2][0] == A0 and server.received == 3
     dealer.close(linger=0)
-    context.term()
+    context.destroy(linger=0)
 
 
 def test_too_many_frames_are_one_bad_message(host: Host) -> None:
@@ -326,7 +326,7 @@ def test_too_many_frames_are_one_bad_message(host: Host) -> None:
     dealer.send_multipart([*codec.encode(ACK), *[b""] * 10_000])
     host.until(lambda: server.refused == 1)
     dealer.close()
-    context.term()
+    context.destroy(linger=0)
 
 
 def test_bytes_that_are_no_zmq_close_their_own_connection_only(host: Host) -> None:

@@ -76,7 +76,7 @@ class Caller:
 
     def close(self) -> None:
         self.socket.close()
-        self.context.term()
+        self.context.destroy(linger=0)
 
 
 @pytest.fixture
