@@ -1,12 +1,13 @@
 """`python -m bench [--quick]`: one table with ratios, each pair measured alternately in one run; writes bench/last.json.
 
 Rows: (a) a channel round trip against a bare FIFO ping-pong; (b) dense steps (push, optimizer on the server, pull) by
-size against a raw TCP echo and a zmq ping-pong of the same bytes; (c) sparse steps by rows and width, with keys that the
-server has never seen and with those of the step before, against a raw TCP echo of the same bytes; (g) what the deaths of
-servers, agents and masters cost, and a second copy (bench/failover.py; not with --quick); (i) start-up times of
-the command, of a run and of each daemon against a bare Python's; (j) the server's memory per parameter against that of
-the numbers alone; (k) copies of a range: cut, carried, loaded, written and read, against the same bytes copied, written and
-read plainly.  Figures are medians; machines are noisy, so read the ratios.
+size against a raw TCP echo and a zmq ping-pong of the same bytes; (c) sparse steps by rows and width, with keys that
+the server has never seen and with those of the step before, against a raw TCP echo of the same bytes; (g) what the
+deaths of servers, agents and masters cost, and a second copy (bench/failover.py), a drain and the loss of a host
+(bench/moves.py; not with --quick); (i) start-up times of the command, of a run and of each daemon against a bare
+Python's; (j) the server's memory per parameter against that of the numbers alone; (k) copies of a range: cut,
+carried, loaded, written and read, against the same bytes copied, written and read plainly.  Figures are medians;
+machines are noisy, so read the ratios.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import failover
+from . import failover, moves
 from .baselines import TcpEcho, ZmqEcho
 from .dumps import dump_figures
+from .place import place
 from .stepper import Stepper
 
 HERE = Path(__file__).resolve().parent
@@ -203,9 +206,8 @@ def main() -> None:
     sizes = {256: 300, 16 << 10: 200, 256 << 10: 60, 4 << 20: 10}
     if not quick:
         sizes |= {16 << 20: 10, 64 << 20: 3}
-    work = Path(tempfile.mkdtemp(prefix="plugml-bench-"))
     table: list[Row] = []
-    try:
+    with place() as work:
         for kind in ("asp", "bsp"):
             (work / kind).mkdir()
         built(work, parser)
@@ -219,15 +221,13 @@ def main() -> None:
         if not quick:
             sparse |= {(1_000, 64): 100, (100_000, 64): 5, (1_000_000, 16): 2}
         parts += [sparse_rows(work, rows, width, times) for (rows, width), times in sparse.items()]
-        parts += [] if quick else [(row(*figure) for figure in failover.figures(work, 20, 20))]
+        parts += [] if quick else [(row(*figure) for figure in chain(failover.figures(work, 20, 20), moves.figures(work, 4)))]
         parts += [startup_rows(work), daemon_rows(work), memory_rows(work, 4 if quick else 16), dump_rows(work, 400_000 if quick else 1_000_000)]
         for part in parts:
             for item in part:
                 table.append(item)
                 show(item)
         (HERE / "last.json").write_text(json.dumps([item._asdict() for item in table], indent=1) + "\n")
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 if __name__ == "__main__":

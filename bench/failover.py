@@ -17,13 +17,13 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from .place import place
 from .stepper import Stepper, daemon
 
 TABLE = f"w={256 << 10}:f32,lr=0.1"
@@ -38,7 +38,7 @@ Figure = tuple[str, int, str, list[float], list[float]]
 
 def server_figures(work: Path, kills: int) -> Iterator[Figure]:
     stepper = Stepper(work, "stepper", TABLE, "asp", "--servers", "3", "--copies", "2")
-    usual, count = _usual(stepper)
+    usual, count = usual_steps(stepper)
     for what, victims in (("server", [f"s{number % 3}" for number in range(kills)]), ("agent", ["a0"] * max(2, kills // 4))):
         stalls = [_stall(stepper, stepper.process.pid, what, id_, count)[0] for id_ in victims]
         yield f"longest step when the {what} dies, median of {len(stalls)} / usual step", 0, "ms", stalls, usual
@@ -56,7 +56,7 @@ def master_figures(work: Path, kills: int) -> Iterator[Figure]:
     subprocess.run([*plugml, "up", "-d", *words], check=True, stdout=subprocess.DEVNULL)
     try:
         stepper = Stepper(work, "stepper", TABLE, "asp", "--cluster", str(state))
-        usual, count = _usual(stepper)
+        usual, count = usual_steps(stepper)
         keeper = int((state / "cluster.lock").read_text())
         takeovers, stalls = [], []
         for _ in range(kills):
@@ -98,7 +98,7 @@ def figures(work: Path, kills: int, count: int) -> Iterator[Figure]:
     yield from copy_figures(work, 4 << 20, count)
 
 
-def _usual(stepper: Stepper) -> tuple[list[float], int]:
+def usual_steps(stepper: Stepper) -> tuple[list[float], int]:
     """Milliseconds of steps without a fault, and how many fill a batch."""
     usual = [us / 1e3 for us in stepper.rounds("step 300")[100:]]
     return usual, max(50, min(STEPS_MAX, int(BATCH_S * 1e3 / statistics.median(usual))))
@@ -151,13 +151,10 @@ def main() -> None:
     arguments = parser.parse_args()
     from .__main__ import built, row, show
 
-    work = Path(tempfile.mkdtemp(prefix="plugml-bench-"))
-    try:
+    with place() as work:
         built(work, parser)
         for figure in figures(work, arguments.kills, 20):
             show(row(*figure))
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 if __name__ == "__main__":

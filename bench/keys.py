@@ -11,10 +11,8 @@ import argparse
 import asyncio
 import os
 import platform
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,8 @@ import uvloop
 from plugml.runtime.keys import Keys, Trust, make_keys
 from plugml.runtime.network import Network
 from plugml.wire import messages as m
+
+from .place import place
 
 SERVER, AGENT = "s0.00000001", "a0.00000001"
 TURNS = 5
@@ -108,8 +108,7 @@ def main() -> None:
     if given.serve is not None:
         serve(given.serve)
         return
-    work = Path(tempfile.mkdtemp(prefix="plugml-bench-"))
-    try:
+    with place() as work:
         make_keys(work / "keys", ["s0", "a0"])
         pushers = {"without keys": Pusher(""), "with keys": Pusher(str(work / "keys"))}
         print(f"plugml on {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}", flush=True)
@@ -123,8 +122,6 @@ def main() -> None:
             print(f"{what}: {told}, ratio {rates['without keys'] / rates['with keys']:.2f}", flush=True)
         for pusher in pushers.values():
             pusher.close()
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 if __name__ == "__main__":

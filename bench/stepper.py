@@ -13,14 +13,14 @@ from pathlib import Path
 class Stepper:
     """`rounds("step 100")` gives the time of each of its requests, in microseconds."""
 
-    def __init__(self, work: Path, program: str, table: str, consistency: str, *more: str) -> None:
-        """`more` are words for `plugml run`."""
+    def __init__(self, work: Path, program: str, table: str, consistency: str, *more: str, prefix: tuple[str, ...] = ()) -> None:
+        """`more` are words for `plugml run`, `prefix` a command in front of it."""
         self.commands, self.results = work / "commands", work / "results"
         for path in (self.commands, self.results):
             path.unlink(missing_ok=True)
             os.mkfifo(path, 0o600)
         command = [
-            sys.executable, "-m", "plugml", "run", "-n", "1", "--quiet", "--name", f"bench-{program}",
+            *prefix, sys.executable, "-m", "plugml", "run", "-n", "1", "--quiet", "--name", f"bench-{program}",
             "--consistency", consistency, "--table", table, "--result", str(work / "result"), *more,
             "--", str(work / program), str(self.commands), str(self.results),
         ]  # fmt: skip
