@@ -79,6 +79,14 @@ class Hosts:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Hosts:
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _start(self) -> None:
         for name in self.names:
             self._ip("netns", "add", name)
         self._ip("link", "add", "wire0", "netns", self.names[0], "type", "veth", "peer", "name", "wire0", "netns", self.names[1])
@@ -91,14 +99,13 @@ class Hosts:
         for number, role, id_ in ((0, "server", "s0"), (0, "server", "s1"), (0, "agent", "a0")):
             self._node(number, role, id_, NAME)
         self._lost()
-        return self
 
     def __exit__(self, *_: object) -> None:
         for process in reversed(self.running.values()):
             process.terminate()
             process.wait(HANG_S)
         for name in self.names:
-            self._ip("netns", "del", name)
+            subprocess.run([self.ip, "netns", "del", name], check=False)
 
     def prefix(self, number: int) -> tuple[str, ...]:
         """What makes a command one of the host, which has a name of its own."""
