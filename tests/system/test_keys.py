@@ -336,12 +336,15 @@ def test_a_revoked_admin_is_asked_away(lab: Lab) -> None:
     theirs = shutil.copytree(lab.keys, lab.directory / "their-keys")
     lab.keygen("--admin", "ann")
     lab.keygen("--revoke", "admin")
+    lab.until(lambda: re.search(r'event=roster_changed keys="?(\S+ )*admin["\s]', lab.said("m0")))  # it looks every other second
     lab.ok("status", "--cluster", lab.name("lab"))
     lab.environ["PLUGML_KEYS"] = str(theirs)
     process = lab.start("status", "--cluster", lab.name("lab"))
-    lab.until(lambda: "event=key_refused" in lab.said("m0"))
-    process.terminate()
-    process.communicate(timeout=HANG_S)
+    try:
+        lab.until(lambda: "event=key_refused" in lab.said("m0"))
+    finally:
+        process.terminate()
+        process.communicate(timeout=HANG_S)
 
 
 def test_with_plain_data_it_says_so_and_the_master_still_wants_keys(lab: Lab) -> None:
