@@ -222,6 +222,10 @@ def hunt_all(say: Callable[[str], None]) -> bool:
             survivors.append(mutant.title)
             say(f"DIRTY    {error}")
             continue
+        except (AttributeError, TypeError) as error:  # what it spoils has another shape by now
+            survivors.append(mutant.title)
+            say(f"UNFIT    {mutant.title}: {error}")
+            continue
         seconds = time.monotonic() - began
         if caught is None:
             survivors.append(mutant.title)

@@ -68,12 +68,12 @@ def lose_the_piece(original: Original) -> Original:
 
 
 def another_piece_for_a_repeat(original: Original) -> Original:
-    def ask(self: Worklist, worker: int, gen: int, request: int) -> Any:
+    def ask(self: Worklist, worker: int, gen: int, request: int, clocks: int = 0) -> Any:
         hand = self._hands.get(worker)
         if hand is not None and (hand.gen, hand.request) == (gen, request):
-            self.finish(worker)
+            self.finish(worker, clocks)
             self._hands[worker] = self._hands[worker]._replace(request=request - 1)
-        return original(self, worker, gen, request)
+        return original(self, worker, gen, request, clocks)
 
     return ask
 

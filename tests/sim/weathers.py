@@ -43,8 +43,8 @@ def under(consistency: str, workers: int = 2, **rates: Any) -> Callable[[World, 
 
 
 def offered(world: World, plan: Plan) -> None:
-    """A job whose first values a program gives."""
-    under("bsp", workers=3, net_straggle=0.5, program_kill_us=30_000)(world, plan)
+    """A job whose first values a program gives: who gives them dies when some are on their way, and they come after others'."""
+    under("bsp", workers=3, net_straggle=0.5, net_double=0.4, program_kill_us=120_000)(world, plan)
     while plan.spec is None or all(table.init != "program" for table in plan.spec.tables):
         plan.spec = draw_spec(world, plan, "bsp")
 
