@@ -162,7 +162,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("agent: what had no room is done at bye", Delivery, "_leave", talk.done_at_bye, fed(param_full=0.15, ends_early=1.0)),
     Mutant("clock: another piece for a repeat", Worklist, "ask", talk.another_piece_for_a_repeat, fed(net_double=0.3)),
     Mutant("clock: a lost worker's piece is done", ClockMachine, "_on_leave", talk.finish_at_the_question, fed(program_kill_us=50_000, gone=1.0)),
-    Mutant("clock: input for dead incarnations", ClockMachine, "_on_next_ask", talk.give_to_the_dead, fed(net_straggle=0.3, net_straggle_us=(100_000, 900_000), program_kill_us=30_000)),
+    Mutant("clock: input for dead incarnations", ClockMachine, "_on_next_ask", talk.give_to_the_dead, fed(net_straggle=0.3, net_straggle_us=(100_000, 900_000), net_double=0.4, program_kill_us=60_000)),
     *MUTANTS_OF_COPIES,
 )  # fmt: skip
 
