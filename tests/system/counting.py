@@ -84,8 +84,15 @@ def agent_pid(root: Path) -> int:
 
 
 def node_pid(run: Running, word: str) -> int:
-    """The process under the run with this word in its command line; 0 while there is none."""
-    return next((pid for pid, line in children(run.pid).items() if any(part.endswith(word) for part in line)), 0)
+    """Wait for the process under the run with this word in its command line; 0 if the run has ended."""
+    found: list[int] = []
+
+    def is_there() -> bool:
+        found.extend(pid for pid, line in children(run.pid).items() if any(part.endswith(word) for part in line))
+        return bool(found) or not is_on(run)
+
+    wait_for(is_there, f"a process {word}")
+    return found[0] if found else 0
 
 
 def counter(root: Path, name: str) -> int:

@@ -137,13 +137,17 @@ class Running:
 
 
 def children(pid: int) -> dict[int, list[str]]:
-    """Every process below `pid` with its command line.  Some end while we look."""
+    """Every process below `pid` with its command line.  Some end while we look, and then the kernel may pass others over."""
     numbers: list[int] = []
     try:
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            numbers += [int(word) for word in Path(f"/proc/{pid}/task/{thread}/children").read_text().split()]
+        threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
-        pass
+        return {}
+    for thread in threads:
+        try:
+            numbers += [int(word) for word in Path(f"/proc/{pid}/task/{thread}/children").read_text().split()]
+        except OSError:
+            continue
     found: dict[int, list[str]] = {}
     for number in numbers:
         try:

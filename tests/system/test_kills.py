@@ -29,7 +29,7 @@ from tests.system.counting import (
     sums,
     worker_pid,
 )  # fmt: skip
-from tests.system.run_kit import Place, children, is_alive, place, wait_for  # noqa: F401
+from tests.system.run_kit import Place, children, find_child, is_alive, place, wait_for  # noqa: F401
 
 LONG = os.environ.get("PLUGML_LONG", "") not in ("", "0")
 AGENT_KILLS = 300 if LONG else 60
@@ -263,7 +263,7 @@ def test_a_standing_cluster_trains_the_next_job_after_all_its_servers_died(place
         await_clock(process, root, 0, 3)
         keeper = int((place.state / "plugml" / "standing" / "cluster.lock").read_text())
         for id_ in ("s0", "s1"):
-            kill(next(pid for pid, line in children(keeper).items() if id_ in line))
+            kill(find_child(keeper, [id_])[0])
         done = process.ended(1)
         assert "held the last copy of" in done.stderr
         place.run("run", "-f", str(job_file(place, commands(place, 20, 0, ["c"]), cluster="standing")))
