@@ -10,6 +10,7 @@ Decides nothing but restarts (`Patience`).
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import shutil
 import socket
@@ -26,7 +27,7 @@ from ..runtime.output import Piece
 from ..runtime.process import Child, Exit, spawn
 from ..shm_protocol.root import prepare_root
 from ..wire.messages import Done, Message, NodeExit
-from . import discovery, etcd
+from . import discovery, etcd, resize
 from .daemon import ETCD, FROM_OUTSIDE, RARELY_US, Daemon, command, environment
 from .discovery import ClusterFile
 from .keeper import end_keepers
@@ -163,17 +164,58 @@ class LocalCluster:
     def _notified(self) -> None:
         while self._notify is not None:
             try:
-                text, credentials, *_ = self._notify.recvmsg(NOTIFY_BYTES_MAX, socket.CMSG_SPACE(CREDENTIALS.size))
+                text, credentials, _, address = self._notify.recvmsg(NOTIFY_BYTES_MAX, socket.CMSG_SPACE(CREDENTIALS.size))
             except BlockingIOError:
                 return
-            pid = CREDENTIALS.unpack(credentials[0][2])[0] if credentials else 0
+            pid, uid, _ = CREDENTIALS.unpack(credentials[0][2]) if credentials else (0, -1, -1)
             fields = dict(line.partition("=")[::2] for line in text.decode(errors="replace").splitlines())
+            if resize.FIELD in fields and address and uid == os.getuid():
+                self._ordered(resize.wanted(fields[resize.FIELD]), address)
             for daemon in self.daemons:
                 if daemon.child is not None and daemon.child.pid == pid:
                     daemon.node = fields.get("X_PLUGML_NODE", daemon.node)
                     daemon.served |= fields.get("X_PLUGML_SERVED") == "1"
                     if fields.get("READY") == "1":
                         self._is_ready(daemon)
+
+    def _ordered(self, count: int | None, address: str) -> None:
+        """Somebody asks for so many servers (0 = asks only).  Those that go are empty by then: whoever ordered it has seen to that."""
+        error = ""
+        if count is None or not self.ready.done():
+            error = f"cluster {self.name} is not ready yet" if count is not None else "that is no number of servers"
+        elif count and not self._stopping:
+            error = self._resize(count)
+        assert self._notify is not None
+        try:
+            self._notify.sendto(resize.answer([daemon.id for daemon in self._servers_kept()], error), address)
+        except OSError:
+            return  # whoever asked has gone, and may ask again
+
+    def _servers_kept(self) -> list[Daemon]:
+        kept = [daemon for daemon in self.daemons if daemon.role == "server" and not daemon.leaving]
+        return sorted(kept, key=lambda daemon: int(daemon.id[1:]))
+
+    def _resize(self, count: int) -> str:
+        """Start or end servers until there are so many; gives what went wrong."""
+        kept = self._servers_kept()
+        names = {daemon.id for daemon in self.daemons if daemon.role == "server"}
+        free = (name for number in range(resize.SERVERS_MAX * 2) if (name := f"s{number}") not in names)
+        try:
+            for name in itertools.islice(free, max(0, count - len(kept))):
+                daemon = Daemon("server", name)
+                self._spawn(daemon)
+                self.daemons.append(daemon)
+        except OSError as error:
+            return f"no more servers can be started: {error}"
+        for daemon in kept[count:]:
+            daemon.leaving = True
+            if daemon.child is not None:
+                daemon.child.stop(GRACE_S)
+            elif daemon.timer is not None:  # it was waiting to be started again
+                daemon.timer.cancel()
+                self.daemons.remove(daemon)
+        self._servers = count
+        return ""
 
     def _is_ready(self, daemon: Daemon) -> None:
         daemon.ready = True
@@ -194,6 +236,11 @@ class LocalCluster:
         child, daemon.child = daemon.child, None
         if self._stopping:
             self._ended.set()
+            return
+        if daemon.leaving:
+            self.daemons.remove(daemon)
+            if self._report is not None and daemon.node:
+                self._report.tell(daemon.node, exit_.status, lambda follows: None)
             return
 
         self._failed = self._failed or exit_.signum not in FROM_OUTSIDE

@@ -79,6 +79,7 @@ class Daemon:
     ready: bool = False
     served: bool = False  # it has done something for somebody
     lost: bool = False  # ended, and not ready again since
+    leaving: bool = False  # told to end for good
     farewell: Callable[..., None] = lambda: None  # says of its last end what is not said yet
     timer: asyncio.TimerHandle | None = None
     patience: Patience = field(default_factory=Patience)

@@ -100,7 +100,8 @@ def carry_out(state: State, view: View, ask: m.Admin, number: int, name: str) ->
 def report(state: State, view: View, ask: m.Admin, number: int, name: str) -> tuple[str, dict[str, Any]]:
     """What came of an order, as a sentence and as a document."""
     if ask.verb == "drain":
-        document = words.drain_document(state, _server_id(state, ask.arguments.get("server")), view.takers(state))
+        key = node_id(str(ask.arguments.get("server")))  # it was found before; one that has ended is known to nobody when its drain is cancelled
+        document = words.drain_document(state, key, view.takers(state))
         return document["text"], document
     if ask.verb == "scale":
         document = words.scale_document(state)

@@ -127,7 +127,7 @@ def drain_document(state: State, key: str, takers: list[NodeRecord]) -> dict[str
                 if not seat.learner and all(taker.name in seat.replicas for taker in takers):
                     stuck = stuck or f"job {job.spec.name} keeps {job.spec.copies} copies, and {plural(len(takers), 'server')} can take them"
     if key not in state.drained:
-        how, text = "in use", f"server {key} takes part"
+        how, text = "in use", f"server {key} takes part" if record is not None else f"server {key} is not drained"
     elif left:
         how, text = "draining", f"server {key} is being drained: {plural(left, 'range')} left, {copying} on the way"
         text += f"; {stuck}: start another server" if stuck and not copying else ""

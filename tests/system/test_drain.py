@@ -58,3 +58,46 @@ def test_a_server_is_emptied_ended_and_filled_again_under_a_running_job(place: P
     assert [worker["pushes"] for worker in result["workers"]] == clocks
     assert [worker["last_error"] for worker in result["workers"]] == ["", ""]
     assert sums(place) == counted([result["closed"]] * 2 if consistency == "bsp" else clocks, BIG)
+
+
+def test_a_cluster_grows_and_shrinks_under_a_running_job(place: Place) -> None:  # noqa: F811
+    place.environ["PLUGML_ROOT"] = str(place.root / "c")
+    place.run("up", "-d", "--name", "scaled", "--servers", "2", "--copies", "2")
+    try:
+        words = ["--cluster", "scaled", "--consistency", "asp", "--name", "count", "--table", f"w={BIG}:i64,optimizer=add"]
+        process = place.start("run", "-n", "2", *words, "--", *commands(place, 1_000_000, 0, ["c"])[0])
+        root = place.root / "c"
+        await_channel(process, place.root, "count.1.1")
+        await_clock(process, root, 0, 3)
+
+        assert place.run("scale", "4").stdout.startswith("4 servers: s0, s1, s2, s3. ")
+        assert all(sum(counts(place, f"s{number}")) > 0 for number in range(4))
+        assert "job count keeps 2 copies of each range, which needs 2 servers" in place.run("scale", "1", code=1).stderr
+        assert place.run("scale", "servers=2").stdout.startswith("2 servers: s0, s1; ended: s2, s3. ")
+        status = json.loads(place.run("status", "--json").stdout)
+        assert {node["node"].split(".")[0] for node in status["nodes"] if node["state"] == "alive"} == {"s0", "s1", "a0"}
+        assert status["drained"] == [] and all(job["missing"] == 0 for job in status["jobs"])
+
+        assert place.run("scale", "3").stdout.startswith("3 servers: s0, s1, s2. ")
+        assert sum(counts(place, "s2")) > 0
+        await_clock(process, root, 0, clock_of(root, 0) + 3)
+        process.send(signal.SIGINT)
+        process.ended(130)
+        workers = place.result("count")["workers"]
+        assert [worker["last_error"] for worker in workers] == ["", ""]
+        assert sums(place) == counted([worker["clocks"] for worker in workers], BIG)
+    finally:
+        place.run("down", "scaled", "--purge")
+
+
+def test_servers_that_nobody_supervises_are_not_counted_by_scale(place: Place) -> None:  # noqa: F811
+    """A cluster by hand: who started its servers ends them."""
+    root = ["--root", str(place.root / "hand")]
+    master = place.start("master", "--cluster", "hand", *root)
+    master.heard("event=ready")
+    said = place.run("scale", "3", "--cluster", "hand", code=2).stderr
+    assert "the servers of cluster hand are not kept by a `plugml up` of this host" in said
+    assert "is no number of servers" in place.run("scale", "many", "--cluster", "hand", code=2).stderr
+    assert "does not go together" in place.run("scale", "3", "--no-wait", "--cluster", "hand", code=2).stderr
+    master.send(signal.SIGTERM)
+    master.ended(0)

@@ -228,6 +228,15 @@ def test_a_drain_is_asked_for_followed_and_finished(world: MasterWorld) -> None:
     assert told.document["state"] == "in use" and list(world.state.drained) == []
 
 
+def test_the_drain_of_a_server_that_has_ended_can_be_cancelled(world: MasterWorld) -> None:
+    world.admin("drain", server="s1")
+    settle(world)
+    world.feed("x.1", m.NodeExit(1, S[1], 0))
+    told = world.admin("drain", server="s1", cancel=True)
+    assert told.code == Code.OK and told.text == "server s1 is not drained" and list(world.state.drained) == []
+    assert world.admin("drain", server="s1", cancel=True).code == Code.RANGE, "nobody knows it any more"
+
+
 def test_a_drain_outlives_the_master(world: MasterWorld) -> None:
     world.admin("drain", server="s1")
     world.start()

@@ -14,6 +14,7 @@ import contextlib
 import json
 import random
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -186,6 +187,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if why := why_not():
         parser.exit(2, f"nemesis: {why}\n")
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a script; the runs must hear it all the same
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(bool(nemesis(arguments.minutes * 60, arguments.seed, arguments.svg)))
 
 
