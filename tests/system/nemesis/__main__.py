@@ -26,13 +26,12 @@ from pathlib import Path
 from .chart import Mark, chart
 from .faults import Fault, Kind, draw_kinds, kinds
 from .jobs import Job, await_steps
-from .lab import AGENTS, MASTERS, SERVERS, Lab
+from .lab import AGENTS, LOOK_S, MASTERS, SERVERS, Lab
 from .net import Net, why_not
 
 CALM_S = (0.5, 2.5)
 HANG_S = 60.0  # after a fault everybody has gone on by then, and all copies are there again
 GOES_ON = 20  # steps of every worker that show it
-LOOK_S = 0.05
 DISK_BYTES = 4 << 20
 
 
@@ -44,6 +43,7 @@ class Nemesis:
         self.stalls: dict[str, list[float]] = {}
         self.wrong: list[str] = []
         self._began = time.monotonic()
+        lab.meanwhile = self.look
         self._diary = (lab.directory / "diary.jsonl").open("w", buffering=1)
 
     @property

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ MASTERS, SERVERS, AGENTS = ("m0", "m1", "m2"), ("s0", "s1", "s2", "s3"), ("a0", 
 ROLES = {"m": "master", "s": "server", "a": "agent"}
 PORT = 7000
 START_S = 60.0  # a hang limit
+LOOK_S = 0.05
 BACK_S = (0.1, 2.0)  # after so long the dead are started again
 TOP = Path(__file__).resolve().parents[3]
 
@@ -37,6 +39,7 @@ class Lab:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.stopped: set[str] = set()
         self.masters = ",".join(f"{net.address(id_)}:{PORT}" for id_ in MASTERS)
+        self.meanwhile: Callable[[], object] = lambda: None  # called again and again while a command runs
         self._draw = draw
         self._back: dict[str, float] = {}  # the dead, and when they come back
         self._keys = directory / "keys"
@@ -119,12 +122,17 @@ class Lab:
         """A command of the user's, on the host of the first agent; code 124 when it does not end."""
         argv = self.command(AGENTS[0], *words)
         with subprocess.Popen(argv, env=self.environ(AGENTS[0]), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            try:
-                out, err = process.communicate(timeout=limit_s)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                out, err = process.communicate()
-                return subprocess.CompletedProcess(words, 124, out, err)
+            end = time.monotonic() + limit_s
+            while True:
+                try:
+                    out, err = process.communicate(timeout=LOOK_S)
+                    break
+                except subprocess.TimeoutExpired:
+                    self.meanwhile()
+                if time.monotonic() > end:
+                    process.kill()
+                    out, err = process.communicate()
+                    return subprocess.CompletedProcess(words, 124, out, err)
         return subprocess.CompletedProcess(words, process.returncode, out, err)
 
     def status(self) -> dict[str, Any]:
