@@ -26,6 +26,18 @@ _LISTENING = (
     click.option("--interface", default="", metavar="NAME", help="Listen for other hosts at this interface or address; default: towards the master, if that is on TCP."),
     click.option("--port", "--port-range", "port", default="", metavar="N|A-B", help="Port, or range whose first free one is taken; default: any free one."),
 )  # fmt: skip
+_PROVING = (
+    click.option("--keys", default="", metavar="DIR", help="Directory of keys (plugml keygen); default PLUGML_KEYS, else where cluster.json says."),
+    click.option("--data-security", type=click.Choice(["keys", "plain"]), default="keys", help="plain: pushes and values travel unencrypted (docs/security.md)."),
+    click.option("--insecure-trusted-network", "insecure", is_flag=True, help="Speak over TCP without keys: whoever reaches the port can do everything."),
+)  # fmt: skip
+
+
+def reach_options(function: F) -> F:
+    """How a whole cluster is reached by other hosts."""
+    for option in reversed((*_LISTENING, *_PROVING)):
+        function = option(function)
+    return function
 
 
 def _options(role: str, id_: str) -> Callable[[F], F]:
@@ -34,9 +46,7 @@ def _options(role: str, id_: str) -> Callable[[F], F]:
         click.option("--cluster", default="", metavar="WHICH", help="Which cluster: its name, its cluster.json, or HOST:PORT of its master; default PLUGML_CLUSTER, else the only one here."),
         click.option("--root", type=click.Path(), default=None, metavar="DIR", help="Directory in memory for channels and sockets."),
         click.option("--state", type=click.Path(), default=None, metavar="DIR", help="Directory for what must outlive the process."),
-        click.option("--keys", default="", metavar="DIR", help="Directory of keys (plugml keygen); default PLUGML_KEYS, else where cluster.json says."),
-        click.option("--data-security", type=click.Choice(["keys", "plain"]), default="keys", help="plain: pushes and values travel unencrypted (docs/security.md)."),
-        click.option("--insecure-trusted-network", "insecure", is_flag=True, help="Speak over TCP without keys: whoever reaches the port can do everything."),
+        *_PROVING,
         *(_LISTENING if role != "agent" else ()),
         click.option("--log", default="", metavar="FILE", help="Append to FILE instead of standard error."),
         click.option("-v", "--verbose", is_flag=True, help="Say more."),
@@ -66,7 +76,7 @@ def master(id_: str, supervised: bool, log: str, verbose: bool, servers: int, co
     from ..master.main import run_master
     from ..runtime.log import LogFile
 
-    wish = _wish(where)
+    wish = wish_of(where)
     cluster = _places(supervised, new=True, **where)
     with _node(cluster, id_, "m", allow_disk=True):  # the agent judges: only the channels need memory
         if not supervised:
@@ -97,7 +107,7 @@ def server(id_: str, supervised: bool, log: str, verbose: bool, **where: Any) ->
     from ..runtime.log import LogFile
     from ..server.main import run_server
 
-    wish = _wish(where)
+    wish = wish_of(where)
     cluster = reach.secured(_places(supervised, new=False, **where), wish, os.environ)
     with _node(cluster, id_, "s", allow_disk=True):
         endpoint = reach.listen_at(cluster, id_, wish)
@@ -114,14 +124,14 @@ def agent(id_: str, supervised: bool, log: str, verbose: bool, allow_disk: bool,
     from ..agent.main import run_agent
     from ..launch import reach
 
-    wish = _wish(where)
+    wish = wish_of(where)
     cluster = reach.secured(_places(supervised, new=False, **where), wish, os.environ)
     with _node(cluster, id_, "a", allow_disk):
         trust = reach.trust_of(cluster, id_)
         return run_agent(id_, cluster.name, cluster.root, cluster.masters, log=log, allow_disk=allow_disk, verbose=verbose, trust=trust)
 
 
-def _wish(where: dict[str, Any]) -> Wish:
+def wish_of(where: dict[str, Any]) -> Wish:
     """Take what concerns TCP out of the options."""
     from ..core.addresses import parse_ports
     from ..launch.reach import Wish

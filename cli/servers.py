@@ -112,7 +112,7 @@ def _grow(asker: Asker, count: int) -> None:
     from ..launch import resize
 
     before = set(resize.ask(asker.cluster))
-    kept = resize.ask(asker.cluster, count)
+    kept = resize.ask(asker.cluster, count, alive(asker) - before)
     _until(lambda: alive(asker) >= set(kept), f"not all of {', '.join(kept)} get ready")
     for server in kept:
         if server not in before:  # one of that name may have been emptied

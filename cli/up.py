@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .daemons import reach_options, wish_of
 from .options import json_option
 
 if TYPE_CHECKING:
     from ..launch.discovery import ClusterFile
+    from ..launch.reach import Wish
 
+GUESTS = 4  # servers and agents of other hosts for which there are keys from the start
 DOWN_S_MAX = 60.0  # the keeper kills what does not end within its own grace; then something is very wrong
 WAIT_SAID_S = 10.0
 
@@ -30,6 +33,7 @@ Examples:
   plugml up -d --servers 4       in the background, once it is ready
   plugml up -d --servers 4 --masters 3 --copies 2     any master, and any server, may die
   plugml up -d --name lab && plugml run --cluster lab -n 4 -- ./trainer
+  plugml up -d --interface eth0 --port 7000           others join over TCP; it says how
 """)
 @click.option("-d", "--detach", is_flag=True, help="Return when it is ready; it runs on in the background.")
 @click.option("--name", default="", metavar="NAME", help="The cluster's name (default user-host-6hex).")
@@ -41,16 +45,21 @@ Examples:
 @click.option("--allow-disk", is_flag=True, help="Accept a root that is not in memory (slow).")
 @click.option("-v", "--verbose", is_flag=True, help="Say more, and log more.")
 @click.option("--detached", is_flag=True, hidden=True)
+@reach_options
 @json_option
 def up(
     detach: bool, name: str, servers: int, masters: int, copies: int, root: str | None, state: str | None, allow_disk: bool,
-    verbose: bool, detached: bool, as_json: bool,
+    verbose: bool, detached: bool, as_json: bool, **where: Any,
 ) -> int:  # fmt: skip
     """Start a cluster on this host: masters, servers and an agent, watched and started again when they die.
 
-    It is found by name, by PLUGML_CLUSTER, or because it is the only one.
+    It is found by name, by PLUGML_CLUSTER, or because it is the only one. With --interface, servers and agents of other hosts
+    may join; keys for them are made.
     """
     from ..launch import discovery
+
+    told = [word for key, value in where.items() for word in _flag(key, value)]
+    wish = wish_of(where)
 
     name = name or os.environ.get("PLUGML_CLUSTER", "") or discovery.new_name()
     file, note = discovery.places(name, Path(root) if root else None, Path(state) if state else None, os.environ)
@@ -58,9 +67,29 @@ def up(
         _say(note)
     file = _with_masters(file, masters, copies, servers)
     discovery.clear_dead_runs(os.environ)
+    if wish.is_tcp:
+        file = _for_others(file, servers, wish)
     if detach:
-        return _in_background(file, servers, copies, allow_disk, verbose, as_json)
+        return _in_background(file, servers, copies, [*["--allow-disk"] * allow_disk, *["-v"] * verbose, *told], as_json)
     return _keep(file, servers, copies, allow_disk, verbose, detached, as_json)
+
+
+def _flag(key: str, value: Any) -> list[str]:
+    """The words by which an option of `reach_options` is given again."""
+    name = {"insecure": "--insecure-trusted-network", "data_security": "--data-security"}.get(key, f"--{key}")
+    return [name] * value if isinstance(value, bool) else [name, value] if value else []
+
+
+def _for_others(file: ClusterFile, servers: int, wish: Wish) -> ClusterFile:
+    """The file with the masters' addresses, and keys for the nodes here and some of other hosts."""
+    from ..launch import reach
+
+    file = reach.masters_at(file, wish, os.environ)
+    if file.security == "insecure":
+        return file
+    ids = [*file.masters, *(f"s{number}" for number in range(servers + GUESTS)), *(f"a{number}" for number in range(1 + GUESTS))]
+    reach.make_cluster_keys(file, ids)
+    return reach.with_public_keys(file)
 
 
 def _with_masters(file: ClusterFile, masters: int, copies: int, servers: int) -> ClusterFile:
@@ -168,16 +197,31 @@ def _announce(file: ClusterFile, servers: int, as_json: bool) -> None:
         one = len(file.masters) == 1
         masters = "master m0" if one else f"masters {', '.join(file.masters)} with an etcd of {len(file.masters)} members"
         click.echo(f"cluster {file.name} is up: {masters}, {servers} server{'s' * (servers != 1)}, agent a0 (plugml status)")
+        for line in _invitation(file, servers) if file.is_spread else ():
+            click.echo(line)
 
 
-def _in_background(file: ClusterFile, servers: int, copies: int, allow_disk: bool, verbose: bool, as_json: bool) -> int:
+def _invitation(file: ClusterFile, servers: int) -> list[str]:
+    """What somebody does who wants another host to take part."""
+    where = ",".join(endpoint.removeprefix("tcp://") for endpoint in file.masters.values())
+    node = f"--cluster {where}"
+    if file.security == "insecure":
+        lines, words = ["another host joins by (WITHOUT KEYS: whoever reaches these ports can do everything)"], "--insecure-trusted-network"
+    else:
+        lines = ["another host joins with a key for each of its nodes (docs/hosts.md):"]
+        lines += [f"  scp -p {file.keys}/{{roster.json,s{servers}.key,a1.key,admin.key}} HOST:plugml-keys/      # a directory of mode 0700"]
+        words = "--keys plugml-keys"
+    lines += [f"  plugml server {node} {words} --id s{servers}", f"  plugml agent  {node} {words} --id a1"]
+    return [*lines, f"  {'PLUGML_KEYS=plugml-keys ' * (file.security != 'insecure')}plugml run {node} -n 4 -- ./trainer"]
+
+
+def _in_background(file: ClusterFile, servers: int, copies: int, more: list[str], as_json: bool) -> int:
     """Start `up` in a session of its own and wait until it says that it is ready; its complaints come through till then."""
     from ..launch.daemon import python_path
     from ..launch.discovery import named
 
     words = [sys.executable, "-P", "-m", "plugml", "up", "--detached", "--name", file.name, "--servers", str(servers)]
-    words += ["--masters", str(len(file.masters)), "--copies", str(copies), "--root", str(file.root), "--state", str(file.state)]
-    words += ["--allow-disk"] * allow_disk + ["-v"] * verbose
+    words += ["--masters", str(len(file.masters)), "--copies", str(copies), "--root", str(file.root), "--state", str(file.state), *more]
     environment = {**os.environ, **python_path(os.environ)}
     process = subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment, cwd="/", start_new_session=True

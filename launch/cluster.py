@@ -18,7 +18,7 @@ import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ..core.errors import WorldError
+from ..core.errors import KeysError, WorldError
 from ..core.limits import Limits
 from ..runtime.keys import Trust
 from ..runtime.network import Network
@@ -31,7 +31,7 @@ from . import discovery, etcd, resize
 from .daemon import ETCD, FROM_OUTSIDE, RARELY_US, Daemon, command, environment
 from .discovery import ClusterFile
 from .keeper import end_keepers
-from .reach import admin_trust
+from .reach import admin_trust, make_cluster_keys
 
 GRACE_S = 5.0  # for a child that was told to end
 FOLLOWS_S = 1.0  # a server's end is told without what follows from it when no master has said that by then
@@ -170,7 +170,7 @@ class LocalCluster:
             pid, uid, _ = CREDENTIALS.unpack(credentials[0][2]) if credentials else (0, -1, -1)
             fields = dict(line.partition("=")[::2] for line in text.decode(errors="replace").splitlines())
             if resize.FIELD in fields and address and uid == os.getuid():
-                self._ordered(resize.wanted(fields[resize.FIELD]), address)
+                self._ordered(resize.wanted(fields[resize.FIELD]), fields.get(resize.TAKEN, "").split(","), address)
             for daemon in self.daemons:
                 if daemon.child is not None and daemon.child.pid == pid:
                     daemon.node = fields.get("X_PLUGML_NODE", daemon.node)
@@ -178,13 +178,13 @@ class LocalCluster:
                     if fields.get("READY") == "1":
                         self._is_ready(daemon)
 
-    def _ordered(self, count: int | None, address: str) -> None:
+    def _ordered(self, count: int | None, taken: list[str], address: str) -> None:
         """Somebody asks for so many servers (0 = asks only).  Those that go are empty by then: whoever ordered it has seen to that."""
         error = ""
         if count is None or not self.ready.done():
             error = f"cluster {self.name} is not ready yet" if count is not None else "that is no number of servers"
         elif count and not self._stopping:
-            error = self._resize(count)
+            error = self._resize(count, taken)
         assert self._notify is not None
         try:
             self._notify.sendto(resize.answer([daemon.id for daemon in self._servers_kept()], error), address)
@@ -195,17 +195,20 @@ class LocalCluster:
         kept = [daemon for daemon in self.daemons if daemon.role == "server" and not daemon.leaving]
         return sorted(kept, key=lambda daemon: int(daemon.id[1:]))
 
-    def _resize(self, count: int) -> str:
+    def _resize(self, count: int, taken: list[str]) -> str:
         """Start or end servers until there are so many; gives what went wrong."""
         kept = self._servers_kept()
-        names = {daemon.id for daemon in self.daemons if daemon.role == "server"}
+        names = {*taken, *(daemon.id for daemon in self.daemons if daemon.role == "server")}
         free = (name for number in range(resize.SERVERS_MAX * 2) if (name := f"s{number}") not in names)
+        new = list(itertools.islice(free, max(0, count - len(kept))))
         try:
-            for name in itertools.islice(free, max(0, count - len(kept))):
+            if new and self.file.is_spread and self.file.security != "insecure":
+                make_cluster_keys(self.file, new)
+            for name in new:
                 daemon = Daemon("server", name)
                 self._spawn(daemon)
                 self.daemons.append(daemon)
-        except OSError as error:
+        except (OSError, KeysError) as error:
             return f"no more servers can be started: {error}"
         for daemon in kept[count:]:
             daemon.leaving = True

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from ..core.addresses import is_tcp
+from ..core.addresses import is_tcp, parse_tcp
 from ..core.errors import KeysError, UsageError
 from ..runtime.hosts import free_endpoint, listening
 from ..runtime.keys import NO_TCP, ROSTER, Keys, Trust, make_keys, read_pair, read_roster
@@ -54,6 +54,21 @@ def master_at(cluster: ClusterFile, id_: str, wish: Wish, environ: Mapping[str, 
     if is_tcp(endpoint):
         endpoint = free_endpoint(endpoint)
     return secured(cluster._replace(masters={**cluster.masters, id_: endpoint}), wish, environ)
+
+
+def masters_at(cluster: ClusterFile, wish: Wish, environ: Mapping[str, str]) -> ClusterFile:
+    """The cluster's file with an address for each of its masters, all on this host: from the port that was asked for on."""
+    first, last = wish.ports
+    last = max(last, first + len(cluster.masters) - 1) if first else last
+    for id_ in cluster.masters:
+        taken = set(cluster.masters.values())
+        while True:
+            cluster = master_at(cluster, id_, wish._replace(ports=(first, last)), environ)
+            if cluster.masters[id_] not in taken:
+                break
+        if first:
+            first = parse_tcp(cluster.masters[id_].removeprefix("tcp://")).first + 1
+    return cluster
 
 
 def secured(cluster: ClusterFile, wish: Wish, environ: Mapping[str, str]) -> ClusterFile:

@@ -12,19 +12,22 @@ import json
 import os
 import secrets
 import socket
+from collections.abc import Iterable
 
 from ..core.errors import UsageError, WorldError
 from .discovery import ClusterFile, keeper_of
 from .host import host_name
 
-FIELD = "X_PLUGML_SERVERS"
+FIELD, TAKEN = "X_PLUGML_SERVERS", "X_PLUGML_TAKEN"
 WAIT_S = 30.0
 BYTES_MAX = 1 << 16
 SERVERS_MAX = 256
 
 
-def ask(cluster: ClusterFile, servers: int = 0) -> list[str]:
+def ask(cluster: ClusterFile, servers: int = 0, taken: Iterable[str] = ()) -> list[str]:
     """The ids of the servers that the supervisor keeps, when it has been told how many they shall be (0 = as they are).
+
+    `taken` are ids that servers of other hosts have.
 
     Raises `UsageError` where nobody supervises servers here, `WorldError` where the supervisor does not answer or refuses.
     """
@@ -35,7 +38,7 @@ def ask(cluster: ClusterFile, servers: int = 0) -> list[str]:
         try:
             channel.bind(os.fspath(path))
             channel.settimeout(WAIT_S)
-            channel.sendto(f"{FIELD}={servers}".encode(), os.fspath(cluster.root / "ipc" / "notify"))
+            channel.sendto(f"{FIELD}={servers}\n{TAKEN}={','.join(taken)}".encode(), os.fspath(cluster.root / "ipc" / "notify"))
             answer = json.loads(channel.recv(BYTES_MAX))
         except OSError as error:
             raise WorldError(f"the process that keeps cluster {cluster.name} (pid {cluster.pid}) does not answer: {error}") from error

@@ -17,10 +17,15 @@ class Claims:
         self._offers = offers  # some table takes first values
         self._claimer: tuple[int, int] | None = None  # the stream that holds it
 
+    @property
+    def is_free(self) -> bool:
+        """Whether a stream that asks is given a claim."""
+        return self._offers and not self.initialised and self._claimer is None
+
     def ask(self, worker: int, gen: int, here: bool) -> int:
         """The claim that the stream holds, 0 = none; a new one if nobody holds it."""
         stream = (worker, gen)
-        if self._offers and not self.initialised and self._claimer is None and here:
+        if self.is_free and here:
             self.last += 1
             self._claimer = stream
         return self.last if self._claimer == stream and not self.initialised else 0

@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 
 from .contents import Taken
 
+#: An entry takes so much beside its numbers, in memory and on its way: many small ones are much, too.
+HEAD_BYTES = 128
+
 
 class Entry(NamedTuple):
     """`version` is its position, `origin` the node that sent its message; `upto` counts the log's bytes to its end.
@@ -46,6 +49,7 @@ class Log:
         self, origin: str, message: Any, nbytes: int, made: int = 0, taken: Taken | None = None, seen: int = -1
     ) -> Entry:
         self.last += 1
+        nbytes += HEAD_BYTES
         self.written += nbytes
         entry = Entry(self.last, origin, message, nbytes, self.written, made, taken, seen)
         self.entries.append(entry)

@@ -172,6 +172,10 @@ class Replica:
         verdict = consider(self.clock, sender, message, now_us)
         if type(verdict) is list:
             return verdict
+        if self.log.last > self.log.applied:
+            self._register()
+            if self.range.underway.asks(sender, verdict):
+                return []
         if self.alone and self.log.applied == self.log.last:
             log = self.log
             effects = whole(self.range.apply(Entry(log.last + 1, sender, verdict, 0, log.written, self.seat.epoch), True, now_us))

@@ -24,6 +24,10 @@ def consider(clock: ClockMachine, sender: str, message: Any, now_us: int) -> Ver
         if message.worker == m.NOBODY or not _news(clock, sender, message):
             return clock.on_message(sender, message, now_us)
         return m.Join(*message)  # by speaking an incarnation joins, and an agent says that it speaks for it
+    if type(message) is m.ClaimAsk:
+        member = clock.members.get(message.worker)
+        known = member is not None and message.gen <= member.gen and not _news(clock, sender, message)
+        return clock.on_message(sender, message, now_us) if known and not clock.claims.is_free else message
     if type(message) is m.SaveAsk:
         asked = message._replace(held=0)
         return clock.on_message(sender, asked, now_us) if asked.after < clock.saves.begun or clock.saves.asked else asked

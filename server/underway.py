@@ -5,11 +5,17 @@ Knows only what decides about the next message: streams, closes, claims, the ros
 
 from __future__ import annotations
 
+from typing import Any
+
+from ..wire import messages as m
 from ..wire.messages import Close, Component, Init, Push, Roster
 from .contents import Room
 from .log import Entry
 from .pool import Pool
 from .streams import FENCED, GAP, NEXT, SEEN, VOID, WAITS
+
+#: What is asked again until it is answered, and said to the clock.
+_ASKED = (m.ClaimAsk, m.InitDone, m.Join, m.Leave, m.NextAsk, m.SaveAsk, m.StopAsk, m.Tick)
 
 
 class Underway:
@@ -23,6 +29,7 @@ class Underway:
         self._pool = pool
         self._streams: dict[int, tuple[int, int, int]] = {}  # worker -> (gen, seq, version) of its last push under way
         self._rooms: dict[int, Room] = {}  # by version
+        self._asked: dict[tuple[str, type[Any], Any], int] = {}  # what was asked by whom -> version
 
     def add(self, entry: Entry) -> None:
         self.count += 1
@@ -40,6 +47,12 @@ class Underway:
             self.claim = message.claim
         elif isinstance(message, Roster):
             self.roster = message.number
+        elif isinstance(message, _ASKED):
+            self._asked[_question(entry.origin, message)] = entry.version
+
+    def asks(self, origin: str, message: Any) -> bool:
+        """Whether the very same is asked already, and will be answered: an entry each time that it comes again could fill the log faster than it is applied."""
+        return isinstance(message, _ASKED) and _question(origin, message) in self._asked
 
     def done(self, entry: Entry) -> None:
         """An entry is about to be applied: its room may be taken now."""
@@ -55,6 +68,10 @@ class Underway:
                 self._pool.promise(-room.nbytes, -room.cost)
         elif isinstance(message, Init) and message.claim == self.claim:
             self.claim = 0
+        elif isinstance(message, _ASKED):
+            question = _question(entry.origin, message)
+            if self._asked.get(question) == entry.version:
+                del self._asked[question]
         if not self.count:
             self.closed = self.roster = 0
 
@@ -64,6 +81,7 @@ class Underway:
             self._pool.promise(-room.nbytes, -room.cost)
         self._rooms.clear()
         self._streams.clear()
+        self._asked.clear()
         self.count = self.closed = self.claim = self.roster = 0
 
     def look(self, component: Component, applied: int) -> int:
@@ -79,3 +97,8 @@ class Underway:
         if component.seq <= last:
             return WAITS
         return GAP if component.prev > last else WAITS if component.prev < last else NEXT
+
+
+def _question(origin: str, message: Any) -> tuple[str, type[Any], Any]:
+    """What is asked by whom, in whatever epoch.  (Tuples of two kinds may be equal.)"""
+    return origin, type(message), message._replace(epoch=0, token=0)

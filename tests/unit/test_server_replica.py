@@ -14,7 +14,7 @@ from plugml.core.limits import MIB, Limits
 from plugml.core.table import DTYPE_CODES, TableSpec
 from plugml.server.effects import Turn
 from plugml.server.link import Identity
-from plugml.server.log import Log
+from plugml.server.log import HEAD_BYTES, Log
 from plugml.server.node import ServerMachine
 from plugml.wire import messages as m
 from plugml.wire.codec import decode, encode
@@ -132,7 +132,7 @@ def test_a_log_counts_only_the_bytes_that_are_still_there() -> None:
     log = Log()
     for _ in range(3):
         log.append("a0", None, MIB)
-    assert log.bytes_after(1) == 2 * MIB
+    assert log.bytes_after(1) == 2 * (MIB + HEAD_BYTES)
     log.commit(3)
     log.applied = 3
     log.trim(3)

@@ -10,6 +10,7 @@ import pytest
 from plugml.core.effects import Connect, Disconnect
 from plugml.core.errors import Code
 from plugml.core.limits import MIB, Limits
+from plugml.server.log import HEAD_BYTES
 from plugml.wire import messages as m
 from tests.scenario.kit import table
 
@@ -71,6 +72,33 @@ def test_one_copy_commits_at_once_and_keeps_no_log() -> None:
     there.map(A)
     there.push(1)
     assert there.acked() == [1] and not there.replica(A).log.entries and there.replica(A).range.mark == 0
+
+
+# -- the clock, under way
+
+
+def test_what_is_asked_again_while_nobody_acks_is_one_entry() -> None:
+    there = Trio(counts(table("n", 3, "f64", "add", combine="sum", init="program")))
+    there.map(A, B)
+    there.cut((B, A))
+    for _ in range(50):
+        there.clock(m.Join)
+        there.clock(m.ClaimAsk)
+    assert there.replica(A).log.last == 2
+    there.clock(m.Join, worker=1)
+    there.clock(m.ClaimAsk, worker=1)
+    assert there.replica(A).log.last == 4
+    there.cut()
+    there.time(LIMITS.replicate_us)
+    told = there.take(m.ClaimTold)
+    assert sorted((answer.worker, answer.claim) for answer in told) == [(0, 1), (1, 0)]
+    last = there.replica(A).log.last
+    for _ in range(50):
+        there.clock(m.ClaimAsk)
+        there.clock(m.ClaimAsk, worker=1)
+    assert there.replica(A).log.last == last, "who has a claim, or gets none, is told so without an entry"
+    told = there.take(m.ClaimTold)
+    assert {(answer.worker, answer.claim) for answer in told} == {(0, 1), (1, 0)} and len(told) == 100
 
 
 # -- streams, under way
@@ -330,7 +358,7 @@ def test_a_server_that_is_nothing_of_a_range_any_more_forgets_it() -> None:
 
 
 def test_what_is_not_acked_is_sent_again_by_a_timer_one_batch_at_a_time() -> None:
-    limits = Limits(replicate_bytes=48)
+    limits = Limits(replicate_bytes=2 * (24 + HEAD_BYTES))
     there = Trio(limits=limits)
     there.map(A, B)
     sent: list[int] = []
@@ -350,7 +378,7 @@ def test_what_is_not_acked_is_sent_again_by_a_timer_one_batch_at_a_time() -> Non
         there.push(seq)  # whatever comes meanwhile: nothing is sent again for it
     assert sent == []
     there.time(limits.replicate_us)
-    assert sent == [1, 2], "24 bytes each"
+    assert sent == [1, 2], "24 bytes of numbers each"
     there.time(limits.replicate_us)
     assert sent == [1, 2], "it waits longer each time"
     there.time(limits.replicate_us)
@@ -393,7 +421,7 @@ def test_a_backup_that_acks_nothing_for_too_long_is_dropped() -> None:
 
 
 def test_a_backup_that_lacks_too_many_bytes_is_dropped() -> None:
-    limits = Limits(behind_bytes_max=100)
+    limits = Limits(behind_bytes_max=4 * (24 + HEAD_BYTES) + 4)
     there = Trio(limits=limits)
     there.map(A, B)
     there.cut((A, B))
@@ -414,7 +442,7 @@ def test_nobody_is_dropped_below_min_insync() -> None:
 
 
 def test_a_log_that_nobody_acks_takes_no_more_pushes() -> None:
-    limits = Limits(behind_bytes_max=100)
+    limits = Limits(behind_bytes_max=4 * (24 + HEAD_BYTES) + 4)
     there = Trio(counts(copies=2, min_insync=2), limits)
     there.map(A, B)
     there.cut((A, B))
