@@ -49,6 +49,7 @@ SECTIONS: dict[str, dict[str, Verb]] = {
     },
     "Jobs": {
         "jobs": Verb("status", "jobs", "List the jobs."),
+        "checkpoint": Verb("job", "checkpoint", "Make a checkpoint of a running job."),
         "stop": Verb("job", "stop", "End a running job."),
         "rm": Verb("job", "rm", "Forget a job that has ended."),
     },

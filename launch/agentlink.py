@@ -13,12 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..core.errors import NoClusterError, WorldError
 from . import effects as e
 
 SOCKET = "agent.sock"  # in the root
 VERSION = 1
 LINE_BYTES_MAX = 64 << 10
 RETRY_S, RETRY_S_MAX = 0.05, 1.0
+ANSWER_S = 30.0
 HELLO, AGAIN = 0, -1  # numbers of the link's own questions
 
 
@@ -163,3 +165,27 @@ class _Line(asyncio.Protocol):
     def _broken(self, text: str) -> None:
         self.close()
         self._link.lost(self, text)
+
+
+async def ask_once(path: Path, op: str, fields: dict[str, Any], limit_s: float = ANSWER_S) -> e.Answer:
+    """One question on a connection of its own.  Raises `NoClusterError` where no agent is, `WorldError` when it has not answered in time."""
+    loop = asyncio.get_running_loop()
+    answered: asyncio.Future[e.Answer] = loop.create_future()
+
+    def deliver(event: Any) -> None:
+        if answered.done():
+            return
+        if isinstance(event, e.Answer):
+            answered.set_result(event)
+        elif isinstance(event, e.AgentDown):
+            answered.set_exception(NoClusterError(f"the agent at {path} does not answer: {event.text}"))
+
+    link = AgentLink(loop, path, deliver)
+    link.ask(e.Ask(1, op, fields))
+    link.start()
+    try:
+        return await asyncio.wait_for(answered, limit_s)
+    except TimeoutError:
+        raise WorldError(f"the agent at {path} has not answered for {limit_s:.0f} s; see `plugml status`") from None
+    finally:
+        link.close()

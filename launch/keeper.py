@@ -33,14 +33,14 @@ from ..shm_protocol.info import environment, parse_info
 from ..shm_protocol.root import channel_parts, is_kept
 from . import effects as e
 from . import words
-from .agentlink import SOCKET, AgentLink
+from .agentlink import ANSWER_S, SOCKET, AgentLink, ask_once
 from .host import host_name
 from .plan import RunPlan
 from .result import publish
 
 HOLDER = "holder"
 MESSAGE_BYTES_MAX = 1 << 20
-CLOSE_LIMIT_S = 30.0
+CLOSE_LIMIT_S = ANSWER_S
 
 
 class KeeperError(WorldError):
@@ -99,7 +99,7 @@ def close_channel(name: str, root: Path, result: str = "") -> str:
         saved = _save(directory, root, result) if result else ""
         text = _end_keeper(pid, job)
         try:
-            answer = asyncio.run(_ask_once(root / SOCKET, "exited", fields))  # again: the agent remembers its last words
+            answer = asyncio.run(ask_once(root / SOCKET, "exited", fields))  # again: the agent remembers its last words
         except PlugmlError:
             return words.joined((text, saved))
         kept = "" if saved or answer.fields.get("pushes") == 0 else "its values are gone (--result DIR would have kept them)"
@@ -107,7 +107,7 @@ def close_channel(name: str, root: Path, result: str = "") -> str:
 
     if result:
         raise UsageError(f"worker {worker} of job {job} was started by `plugml run`, which saves the result: leave --result out")
-    answer = asyncio.run(_ask_once(root / SOCKET, "exited", fields))
+    answer = asyncio.run(ask_once(root / SOCKET, "exited", fields))
     if answer.code:
         raise WorldError(f"channel {name}: {answer.code}: {answer.text}")
     return f"worker {worker} of job {job} is unplugged after {_done(answer)}: the others go on without it"
@@ -126,7 +126,7 @@ def _save(directory: Path, root: Path, result: str) -> str:
     place.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=".saving-", dir=place))
     try:
-        answer = asyncio.run(_ask_once(root / SOCKET, "export", {"job": info.job, "dir": str(scratch)}))
+        answer = asyncio.run(ask_once(root / SOCKET, "export", {"job": info.job, "dir": str(scratch)}))
         if answer.code:
             raise WorldError(f"the values could not be saved, and the channel stays open: {answer.code}: {answer.text}")
         tables = tuple(
@@ -235,30 +235,6 @@ def _end_keeper(pid: int, job: str) -> str:
         if not select.select([ended], [], [], CLOSE_LIMIT_S)[0]:
             raise WorldError(f"the keeper of {job} (process {pid}) does not end; the agent does not answer it, see `plugml status`")
     return f"channel {job} is closed"
-
-
-async def _ask_once(path: Path, op: str, fields: dict[str, Any]) -> e.Answer:
-    """One question on a connection of its own."""
-    loop = asyncio.get_running_loop()
-    answered: asyncio.Future[e.Answer] = loop.create_future()
-
-    def deliver(event: Any) -> None:
-        if answered.done():
-            return
-        if isinstance(event, e.Answer):
-            answered.set_result(event)
-        elif isinstance(event, e.AgentDown):
-            answered.set_exception(NoClusterError(f"the agent at {path} does not answer: {event.text}"))
-
-    link = AgentLink(loop, path, deliver)
-    link.ask(e.Ask(1, op, fields))
-    link.start()
-    try:
-        return await asyncio.wait_for(answered, CLOSE_LIMIT_S)
-    except TimeoutError:
-        raise WorldError(f"the agent at {path} has not answered for {CLOSE_LIMIT_S:.0f} s; see `plugml status`") from None
-    finally:
-        link.close()
 
 
 # -- the keeper's side ------------------------------------------------------------------------------------------------

@@ -101,6 +101,19 @@ def test_sigterm_makes_one_and_resume_auto_goes_on(desk: Place) -> None:
     assert weights(desk) == wanted
 
 
+def test_somebody_else_asks_for_one_and_is_told_which_it_is(desk: Place) -> None:
+    running = desk.start(*RUN, *trainer(1_000))
+    running.heard("did 3")
+    assert "there is no running job 'jib'; those that run: job" in desk.run("checkpoint", "jib", code=1).stderr
+    told = json.loads(desk.run("checkpoint", "job", "--json").stdout)
+    assert told["number"] == 1 and told["clock"] == kept(desk) >= 3 and Path(told["dir"]) == root_of(desk) / "000001"
+    assert desk.run("checkpoint", "job").stdout.startswith("checkpoint 2 of job job is that of clock ")
+    assert kept(desk) > told["clock"]
+    killed(running, desk)
+    clock = kept(desk)
+    assert f"[w0] begins at clock {clock}" in desk.run(*RUN, "--resume", "auto", *trainer(clock + 2, 0.0)).stdout
+
+
 def test_a_run_that_comes_to_its_end_after_sigterm_does_not_end_with_0(desk: Place) -> None:
     """The last clock is done before the checkpoint behind it is."""
     desk.write("slow.py", TRAINER.replace('print("did"', 'time.sleep(2 if clock == 2 else 0); print("did"'))
