@@ -290,11 +290,11 @@ class RangeMachine(Reads):
         self.contents.closed(self.closed)
         if self.marking:
             self._fold(entry, close[3:], prepared)
-        cut = [self.cut(close.save)] if close.save and leads else []
         if self.clock is not None:
             self.clock.work.settle(self.closed)
         if not leads:
             return []
+        cut = [self.cut(close.save)] if close.save else []
         effects: list[Any] = [Reached(self.job, self.number, (m.Close, self.closed)), *cut]
         return effects + self._answer(self._parking.take_for_close()) if self._parking.count else effects
 

@@ -19,6 +19,7 @@ from plugml.master.effects import StoreCas, StoreDone, StoreRead
 
 from . import machines
 from .copies import Copies
+from .disk import Disk
 from .host import Host
 from .jobrun import JobRun
 from .launcher import Launcher
@@ -53,6 +54,7 @@ class Cluster:
         self.store = MemoryStore(world, plan.store_unknown)
         self.store.stored = self._stored
         self.copies = Copies(world, self.truth, self.server_named)
+        self.disk = Disk(world, plan, self.truth, self.copies)
         self.network.on_send = self._sends
         self.network.on_arrival = self.truth.arrives
         self.storm = Storm(self)
@@ -159,7 +161,7 @@ class Cluster:
         def make(process: Process) -> Any:
             return machines.make_server(process, self.plan.limits, self._masters, host)
 
-        server = self._process(f"s{number}", make, lambda process: machines.server_performers())
+        server = self._process(f"s{number}", make, lambda process: {**machines.server_performers(), **self.disk.performers(process)})
         server.machine_limits = self.plan.limits
         server.crash_rate = self.plan.server_effect_crash
         server.spared = lambda: self.storm.spares(server)
@@ -201,6 +203,7 @@ class Cluster:
         self.truth.stored(key, value)
         if self.truth.state is not before:
             self.copies.stored()
+            self.disk.stored()
 
     def _sends(self, process: Process, message: Any) -> None:
         if process in self.servers:
@@ -259,7 +262,10 @@ class Cluster:
     def run(self) -> str:
         """Both phases; returns how the jobs ended, raises one of FINDINGS."""
         with registered():
-            return self._run()
+            try:
+                return self._run()
+            finally:
+                self.disk.end()
 
     def _run(self) -> str:
         self.start()
@@ -298,6 +304,7 @@ class Cluster:
     def heal(self) -> None:
         self.world.note("weather", "HEALED")
         self.storm.end()
+        self.disk.full = 0.0
         self.network.heal()
         for host in self.hosts:
             host.full_rate = 0.0

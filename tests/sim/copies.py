@@ -40,6 +40,11 @@ class Copies:
         self._primaries: dict[tuple[int, int, int], str] = {}
         self._phase = world.seed % DIGEST_EVERY
 
+    def digest_at(self, job: int, number: int, version: int) -> int | None:
+        """Of all values of a range at a position, None if nobody has looked."""
+        found = self._histories[(job, number)].digests.get(version)
+        return found[1] if found is not None else None
+
     # -- events
 
     def after(self, process: Process, sender: str, message: Any) -> None:

@@ -5,6 +5,7 @@ A swarm: each run has a few faults of its own, because a run with all of them at
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -83,6 +84,8 @@ class Plan:
     group_crash_us: int = 0
     stop_at_us: int = 0  # a stop rule fires then; 0 = never
     host_loss_us: int = 0
+    disk_full: float = 0.0  # chance that a part of a checkpoint cannot be written
+    write_us: tuple[int, int] = (100, 20_000)  # what it takes to write one
     overflow_clock: int = -1  # clock whose pushes together leave the range of their numbers
     rounds: int = 1  # runs of the first job's name, one after the other
     others: list[Plan] = field(default_factory=list)  # further jobs at the same time
@@ -140,7 +143,23 @@ def draw_plan(world: World) -> Plan:
         plan.others = [other]
     if world.happens(0.06):
         _doom(world, plan)
+    _draw_saves(world, plan)
     return plan
+
+
+def _draw_saves(world: World, plan: Plan) -> None:
+    """Checkpoints of jobs that run once: two runs of a name would have one place.  Drawn apart, so that all else is as it was."""
+    draw = random.Random(f"checkpoints {world.seed}")
+    plan.disk_full = draw.random() * 0.3 if draw.random() < 0.5 else 0.0
+    plan.write_us = (100, draw.choice((1_000, 20_000, 300_000)))
+    for each in (plan, *plan.others):
+        if draw.random() < 0.4 and each.rounds == 1 and each.spec is not None:
+            each.spec = saved(each.spec, draw.randint(1, 6), draw.randint(1, 3))
+
+
+def saved(spec: JobSpec, every: int, keep: int = 2) -> JobSpec:
+    """The job with a checkpoint each so many clocks."""
+    return replace(spec, checkpoint_every=every, checkpoint_dir=f"/checkpoints/{spec.name}", checkpoint_keep=keep)
 
 
 def _draw_copies(world: World, plan: Plan) -> None:
