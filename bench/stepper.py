@@ -6,8 +6,11 @@ import os
 import select
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+
+START_S = 20.0
 
 
 class Stepper:
@@ -63,17 +66,27 @@ class Stepper:
 
 
 def daemon(keeper: int, *words: str) -> int:
-    """The process below the keeper of a cluster with all these words in its command line."""
-    for pid in _below(keeper):
-        if set(words) <= set(Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")):
-            return pid
+    """The process below the keeper of a cluster with all these words in its command line; it may be just starting."""
+    end = time.monotonic() + START_S
+    while time.monotonic() < end:
+        for pid in _below(keeper):
+            try:
+                line = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+            except OSError:
+                continue  # it has just ended
+            if set(words) <= set(line):
+                return pid
+        time.sleep(0.05)
     sys.exit(f"bench: no process with {' '.join(words)} below {keeper}")
 
 
 def _below(pid: int) -> list[int]:
     """Every process below this one."""
     found = []
-    for thread in os.listdir(f"/proc/{pid}/task"):
-        for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split():
-            found += [int(child), *_below(int(child))]
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            for child in Path(f"/proc/{pid}/task/{thread}/children").read_text().split():
+                found += [int(child), *_below(int(child))]
+    except OSError:
+        pass  # it has just ended
     return found

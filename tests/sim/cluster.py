@@ -54,7 +54,7 @@ class Cluster:
         self.store = MemoryStore(world, plan.store_unknown)
         self.store.stored = self._stored
         self.copies = Copies(world, self.truth, self.server_named)
-        self.disk = Disk(world, plan, self.truth, self.copies)
+        self.saves = Disk(world, plan, self.truth, self.copies)
         self.network.on_send = self._sends
         self.network.on_arrival = self.truth.arrives
         self.storm = Storm(self)
@@ -161,7 +161,7 @@ class Cluster:
         def make(process: Process) -> Any:
             return machines.make_server(process, self.plan.limits, self._masters, host)
 
-        server = self._process(f"s{number}", make, lambda process: {**machines.server_performers(), **self.disk.performers(process)})
+        server = self._process(f"s{number}", make, lambda process: {**machines.server_performers(), **self.saves.performers(process)})
         server.machine_limits = self.plan.limits
         server.crash_rate = self.plan.server_effect_crash
         server.spared = lambda: self.storm.spares(server)
@@ -203,7 +203,7 @@ class Cluster:
         self.truth.stored(key, value)
         if self.truth.state is not before:
             self.copies.stored()
-            self.disk.stored()
+            self.saves.stored()
 
     def _sends(self, process: Process, message: Any) -> None:
         if process in self.servers:
@@ -265,7 +265,7 @@ class Cluster:
             try:
                 return self._run()
             finally:
-                self.disk.end()
+                self.saves.end()
 
     def _run(self) -> str:
         self.start()
@@ -304,7 +304,7 @@ class Cluster:
     def heal(self) -> None:
         self.world.note("weather", "HEALED")
         self.storm.end()
-        self.disk.full = 0.0
+        self.saves.full = 0.0
         self.network.heal()
         for host in self.hosts:
             host.full_rate = 0.0
