@@ -58,6 +58,8 @@ def up(
     """
     from ..launch import discovery
 
+    if where["keys"]:
+        where["keys"] = str(Path(where["keys"]).absolute())  # in the background we are elsewhere
     told = [word for key, value in where.items() for word in _flag(key, value)]
     wish = wish_of(where)
 
@@ -67,7 +69,7 @@ def up(
         _say(note)
     file = _with_masters(file, masters, copies, servers)
     discovery.clear_dead_runs(os.environ)
-    if wish.is_tcp:
+    if wish.is_tcp and not discovery.keeper_of(file):  # one that runs is refused by its lock, not by its ports
         file = _for_others(file, servers, wish)
     if detach:
         return _in_background(file, servers, copies, [*["--allow-disk"] * allow_disk, *["-v"] * verbose, *told], as_json)
@@ -223,6 +225,8 @@ def _in_background(file: ClusterFile, servers: int, copies: int, more: list[str]
     words = [sys.executable, "-P", "-m", "plugml", "up", "--detached", "--name", file.name, "--servers", str(servers)]
     words += ["--masters", str(len(file.masters)), "--copies", str(copies), "--root", str(file.root), "--state", str(file.state), *more]
     environment = {**os.environ, **python_path(os.environ)}
+    if "PLUGML_KEYS" in environment:
+        environment["PLUGML_KEYS"] = str(Path(environment["PLUGML_KEYS"]).absolute())
     process = subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environment, cwd="/", start_new_session=True
     )

@@ -192,3 +192,22 @@ def test_three_masters_have_three_ports_in_a_row(tmp_path: Path, no_leaks: None)
     finally:
         plugml("down", "row", "--purge")
     assert not root.exists()
+
+
+def test_keys_may_be_named_from_where_one_is_and_one_that_runs_is_refused_as_ever(tmp_path: Path, no_leaks: None) -> None:
+    root = own_root()
+    environ = {**os.environ, "PYTHONPATH": str(TOP), "XDG_STATE_HOME": str(tmp_path / "state"), "PLUGML_ROOT": str(root)}
+
+    def plugml(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", "plugml", *words], env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S, check=False)
+
+    words = ["up", "-d", "--name", "own", "--servers", "1", "--interface", "lo", "--keys", "our-keys"]
+    first = plugml(*words)
+    try:
+        assert first.returncode == 0, first.stderr
+        assert f"scp -p {tmp_path}/our-keys/" in first.stdout and (tmp_path / "our-keys" / "s0.key").exists()
+        again = plugml(*words)
+        assert again.returncode == 1 and "cluster own runs already" in again.stderr
+    finally:
+        plugml("down", "own", "--purge")
+    assert not root.exists()
