@@ -121,6 +121,7 @@ class ServerMachine(SaveTraffic):
         new = JobMap.from_document(told.document)
         hosted = self.jobs.get(new.number)
         self.link.map_came(new.number)
+        self._later.extend(self._early.take())  # some of it may be somebody else's now
         if hosted is not None:
             hosted.checked_token = max(hosted.checked_token, self.link.token)
         if new.token <= self._token_of(new.number):
@@ -233,6 +234,7 @@ class ServerMachine(SaveTraffic):
         self._turns.check()
         assert len(self._ended) <= self._limits.jobs_max
         self._warmth.check()
+        self._early.check()
         self.saving.check(self.jobs)
         for hosted in self.jobs.values():
             for replica in hosted.replicas.values():

@@ -48,6 +48,7 @@ class Replica:
         self.alone = False  # and has the only copy: an entry is committed as it is appended
         self.cold = False  # its file of a checkpoint is being read: it says nothing until `warm`
         self.stuck = ""  # why no further entry can be applied here
+        self.early = False  # somebody has spoken to it before it served
         self.queued = False  # for whoever lets replicas apply in turns
         self.alarm_us: int | None = None  # for whoever keeps their timers
         self.gone = False  # nobody's any more

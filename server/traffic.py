@@ -4,7 +4,7 @@
     agent  --Join, Tick, Leave ...----->   the clock's copy        clock  --Close, Roster-->        every range led here
 
 Owns the rules of maps: who is behind asks the master and answers Nack meanwhile; who shows an old epoch gets a Nack.  A
-copy that leads and is not ready is silent.  Refuses to know what a message does to a range.
+copy that leads and is not ready is silent; what comes for it meanwhile is done when it is.  Refuses to know what a message does to a range.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from .link import MasterLink
 from .memory import Memory
 from .replica import Replica
 from .turns import Turns
+from .waiting import Waiting
 from .warmth import State, Warmth
 
 _READS = (m.Pull, m.PullAt, m.Scan)
@@ -46,6 +47,7 @@ class Traffic:
         self._alarms = Alarms()
         self._own: deque[Any] = deque()  # messages to ourselves
         self._later: deque[tuple[str, Any]] = deque()  # what came while a range was busy, in order
+        self._early = Waiting(limits)  # what came to copies that lead and are not ready
         self._effects: list[Any] = []
         self._now_us = 0
 
@@ -85,6 +87,18 @@ class Traffic:
         if replica.log.applied < replica.log.committed and not replica.stuck:
             self._go_on(replica)
         self._alarms.set(replica)
+        if replica.early and replica.serves:
+            self._serve_early(replica)
+
+    def _keep_early(self, sender: str, message: Any, replica: Replica) -> None:
+        """It would be asked again only after a while."""
+        replica.early = True
+        self._early.keep(sender, message)
+
+    def _serve_early(self, replica: Replica) -> None:
+        """It is ready: what came before is done in its order, and what is for others waits again."""
+        replica.early = False
+        self._later.extend(self._early.take())
 
     def _go_on(self, replica: Replica) -> None:
         """The primary applies at once, since somebody waits; others after they have said what they hold."""
@@ -101,6 +115,8 @@ class Traffic:
             self._emit(self.link.on_time(self._now_us, self._counters()))  # time may not come between slices, and a beat must
         for replica in self._turns.on_turn(self._now_us):
             self._alarms.set(replica)
+            if replica.early and replica.serves:
+                self._serve_early(replica)
 
     # -- ranges
 
@@ -119,11 +135,13 @@ class Traffic:
         if hosted.refusal is not None:
             self._refuse_all(sender, message, hosted, *hosted.refusal)
         elif hosted.sparse and not self._warmth.warm:
-            self._warmth.keep(sender, message)
+            self._warmth.waiting.keep(sender, message)
         elif replica.serves:
             self._emit(replica.on_message(sender, message, self._now_us))
             if not replica.alone or replica.log.applied < replica.log.last:
                 self._after(replica)
+        else:
+            self._keep_early(sender, message, replica)
 
     def _refuse_all(self, sender: str, message: Any, hosted: Hosted, code: Code, text: str) -> None:
         """Every request for numbers that cannot be here is told so."""
@@ -203,6 +221,8 @@ class Traffic:
         if keeps.serves:
             self._emit(keeps.on_clock(sender, message, self._now_us))
             self._after(keeps)
+        else:
+            self._keep_early(sender, message, keeps)
 
     def _on_clock_ack(self, sender: str, message: Any) -> None:
         """An ack of ranges, or one that cannot close.  A late one of an old map changes nothing that is true."""
@@ -221,6 +241,8 @@ class Traffic:
         offered = []
         for number, replica in hosted.replicas.items():
             if not replica.serves:
+                if replica.leads and not replica.early:  # at most once: it comes again
+                    self._keep_early(sender, close, replica)
                 continue
             closed, failed = replica.range.closed, replica.range.failed()
             self._emit(failed)

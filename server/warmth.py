@@ -11,8 +11,8 @@ from enum import Enum
 from typing import Any
 
 from ..core.limits import Limits
-from ..wire.messages import Init, Pull, Push
 from .effects import WarmUp
+from .waiting import Waiting
 
 
 class State(Enum):
@@ -26,9 +26,7 @@ class Warmth:
     def __init__(self, limits: Limits) -> None:
         self.state = State.COLD
         self.problem = ""
-        self._limits = limits
-        self._kept: list[tuple[str, Any]] = []
-        self._kept_bytes = 0
+        self.waiting = Waiting(limits)
 
     @property
     def warm(self) -> bool:
@@ -41,20 +39,12 @@ class Warmth:
         self.state = State.ASKED
         return [WarmUp()]
 
-    def keep(self, sender: str, message: Any) -> None:
-        """A message that has to wait, if there is room for it."""
-        nbytes = sum(memoryview(buffer).nbytes for buffer in message.payload) if isinstance(message, (Push, Pull, Init)) else 0
-        if len(self._kept) < self._limits.parked_max and self._kept_bytes + nbytes <= self._limits.window_bytes:
-            self._kept.append((sender, message))
-            self._kept_bytes += nbytes
-
     def came(self, problem: str) -> list[tuple[str, Any]]:
         """It is there, or never will be; returns what waited, in order."""
         self.state = State.BROKEN if problem else State.WARM
         self.problem = problem
-        kept, self._kept, self._kept_bytes = self._kept, [], 0
-        return kept
+        return self.waiting.take()
 
     def check(self) -> None:
-        assert self.state is State.ASKED or not self._kept, "messages wait for nothing"
-        assert len(self._kept) <= self._limits.parked_max and self._kept_bytes <= self._limits.window_bytes
+        assert self.state is State.ASKED or not self.waiting, "messages wait for nothing"
+        self.waiting.check()

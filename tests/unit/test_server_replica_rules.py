@@ -330,9 +330,28 @@ def test_a_promoted_copy_is_silent_until_all_that_it_held_is_committed() -> None
     assert there.take() == [] and not there.replica(B).serves
     there.cut()
     there.time(LIMITS.replicate_us)
-    assert there.replica(B).serves and there.acked() == [1], "whoever sent it is answered by the one that commits it"
-    there.pull()
-    assert np.frombuffer(there.take(m.Values)[0].payload[0]).tolist() == [1, 1, 1]
+    there.time(LIMITS.replicate_us)
+    said = there.take()
+    assert there.replica(B).serves
+    acked = [message.seq for message in said if isinstance(message, m.PushAck)]
+    assert acked == [1, 2], "whoever sent it is answered by the one that commits it, and what came too early is done then"
+    (values,) = [message for message in said if isinstance(message, m.Values)]
+    assert np.frombuffer(values.payload[0]).tolist() == [1, 1, 1], "in the order in which it came"
+
+
+def test_what_came_too_early_for_a_copy_that_leads_no_more_is_sent_back() -> None:
+    there = Trio(counts(copies=3))
+    there.map(A, B, C)
+    there.push(1)
+    there.deaf.add(A)
+    there.cut((C, B))
+    there.map(B, C)
+    there.push(2)
+    there.take()
+    there.map(C, B)
+    (nack,) = [message for sender, _, message in there.said if isinstance(message, m.Nack) and sender == B]
+    assert nack.epoch == there.epoch
+    assert not there.machines[B]._early
 
 
 def test_who_steps_down_forgets_whoever_waited() -> None:
