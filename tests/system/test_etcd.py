@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -136,23 +137,29 @@ def test_a_member_whose_disk_is_full_ends_and_the_others_go_on(etcd: Etcd, store
 
 
 class Counter(threading.Thread):
-    """Adds one again and again, by compare-and-swap; `done` counts what the store has confirmed."""
+    """Adds one to its own number again and again, by compare-and-swap of a document that has both; `done` are known to be stored.
+
+    One whose answer was lost shows in what the other has written on top of it.
+    """
 
     def __init__(self, url: str, name: str) -> None:
         super().__init__()
         self.store = EtcdStore(url, "/plugml/lab/")
         self.name = name
         self.done = 0
+        self.wrong: list[dict[str, int]] = []
         self.over = threading.Event()
         self.progress = threading.Semaphore(0)
 
     def run(self) -> None:
-        value, version = b"", 0
-        while not self.over.is_set():
-            total = int(value.split()[0]) if value else 0
-            mine = f"{total + 1} {self.name} {self.done}".encode()
-            _, version, value, _ = surely(self.store, version, mine, "count")
-            if value == mine:
+        stored, version = {"a": 0, "b": 0}, 0
+        while not self.over.is_set() and not self.wrong:
+            mine = {**stored, self.name: stored[self.name] + 1}
+            _, version, value, _ = surely(self.store, version, json.dumps(mine).encode(), "count")
+            stored = json.loads(value) if value else stored
+            if stored[self.name] not in (self.done, self.done + 1):
+                self.wrong.append(stored)
+            elif stored[self.name] > self.done:
                 self.done += 1
                 self.progress.release()
         self.store.close()
@@ -202,4 +209,5 @@ def test_two_that_count_together_through_every_trouble_count_right(etcd: Etcd, s
         counter.over.set()
     for counter in counters:
         counter.join()
-    assert int(store.read("count")[0].split()[0]) == sum(counter.done for counter in counters)
+    assert [counter.wrong for counter in counters] == [[], []]
+    assert json.loads(store.read("count")[0]) == {counter.name: counter.done for counter in counters}
