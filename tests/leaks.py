@@ -28,6 +28,7 @@ from plugml.shm_protocol import create, semaphore
 
 MARK = "PLUGML_TEST_MARK"  # a process whose environment holds it was started by the test, however far down
 END_LIMIT_S = 20.0  # a hang limit: processes that were told to end have this long
+BEGINS_LOOKS = 20  # at a process without an environment, which may only just begin
 UNSWEPT = "/plugml_unswept-"
 MEMORY = Path("/dev/shm")
 ROOTS = (MEMORY / f"plugml-{os.getuid()}", Path(f"/run/plugml/{os.getuid()}"))  # of clusters that were given none
@@ -124,12 +125,26 @@ def _marked(mark: str) -> dict[int, str]:
         if not name.isdigit() or int(name) == os.getpid():
             continue
         try:
-            if needle in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+            if needle in _environ(name).split(b"\0"):
                 command = Path(f"/proc/{name}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
                 found[int(name)] = command
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue  # ended meanwhile, or somebody else's
     return found
+
+
+def _environ(name: str) -> bytes:
+    """The environment of a process.  While the kernel replaces a program by another one it has none: look again."""
+    for _ in range(BEGINS_LOOKS):
+        text = Path(f"/proc/{name}/environ").read_bytes()
+        if text:
+            break
+        try:
+            os.readlink(f"/proc/{name}/exe")
+        except OSError:
+            break  # of the kernel, or it has ended
+        time.sleep(0.005)
+    return text
 
 
 # -- descriptors
