@@ -22,7 +22,7 @@ Examples:
 )
 @click.argument("name", required=False)
 @click.option("--close", "closed", metavar="NAME", help="End the channel of job NAME, or of one worker: JOB.WORKER.")
-@click.option("--result", metavar="DIR", help="With --close: save the tables there, as `plugml run` does.")
+@click.option("--result", metavar="DIR", help="With --close: save the tables there, as `plugml run` does; files that no run has made are not overwritten.")
 @click.option("-f", "--file", type=click.Path(dir_okay=False), metavar="FILE", help="job.toml with the tables.")
 @click.option("--table", "tables", multiple=True, metavar="SPEC", help="NAME=SHAPE[:dtype][,key=value...], as for `plugml run`. Repeatable.")
 @click.option("--optimizer", metavar="NAME", help="For tables that name none: sgd, momentum, nesterov, adagrad, rmsprop, adam, adamw, add or assign.")

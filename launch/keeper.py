@@ -36,7 +36,7 @@ from . import words
 from .agentlink import ANSWER_S, SOCKET, AgentLink, ask_once
 from .host import host_name
 from .plan import RunPlan
-from .result import publish
+from .result import held, publish
 
 HOLDER = "holder"
 MESSAGE_BYTES_MAX = 1 << 20
@@ -123,18 +123,18 @@ def _save(directory: Path, root: Path, result: str) -> str:
     """The tables at the last closed clock, as `plugml run` leaves them; gives a sentence."""
     info = parse_info((directory / "info").read_text())
     place = Path(result).absolute()
-    place.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=".saving-", dir=place))
-    try:
-        answer = asyncio.run(ask_once(root / SOCKET, "export", {"job": info.job, "dir": str(scratch)}))
-        if answer.code:
-            raise WorldError(f"the values could not be saved, and the channel stays open: {answer.code}: {answer.text}")
-        tables = tuple(
-            TableSpec(table.name, table.shape, table.kind, table.dtype, table.order, optimizer="add", index=table.index_type) for table in info.tables
-        )
-        saved = publish(tables, scratch, place, {"job": info.job, "state": "saved", "clocks": int(answer.fields.get("clock") or 0)})
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    tables = tuple(
+        TableSpec(table.name, table.shape, table.kind, table.dtype, table.order, optimizer="add", index=table.index_type) for table in info.tables
+    )
+    with held(place, tables):
+        scratch = Path(tempfile.mkdtemp(prefix=".saving-", dir=place))
+        try:
+            answer = asyncio.run(ask_once(root / SOCKET, "export", {"job": info.job, "dir": str(scratch)}))
+            if answer.code:
+                raise WorldError(f"the values could not be saved, and the channel stays open: {answer.code}: {answer.text}")
+            saved = publish(tables, scratch, place, {"job": info.job, "state": "saved", "clocks": int(answer.fields.get("clock") or 0)})
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
     return words.joined((f"result in {place}: {', '.join(saved.files)}", *saved.warnings))
 
 

@@ -16,6 +16,7 @@ import stat
 import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -139,9 +140,35 @@ def _look(directory: Path, plan: RunPlan) -> None:
             read_only = os.statvfs(place).f_flag & os.ST_RDONLY
             raise _not_writable(directory, OSError(errno.EROFS, f"{place} " + ("is read-only" if read_only else "may not be written by you")))
     for place in (directory, directory / FAILED, directory / CUT_SHORT):
-        strange = [name for name in file_names(plan.spec.tables, plan.formats) if os.path.lexists(place / name) and name not in _files_before(place)]
-        if strange:
-            raise UsageError(f"{place / strange[0]} is there, and no run has made it: choose another place with --result DIR")
+        _refuse_strange(place, file_names(plan.spec.tables, plan.formats))
+
+
+def _refuse_strange(place: Path, names: Sequence[str]) -> None:
+    strange = [name for name in names if os.path.lexists(place / name) and name not in _files_before(place)]
+    if strange:
+        raise UsageError(f"{place / strange[0]} is there, and no run has made it: choose another place with --result DIR")
+
+
+@contextmanager
+def held(directory: Path, tables: Sequence[TableSpec]) -> Iterator[None]:
+    """The place of one result that is not a run's, refused as a run's is; nobody else writes there meanwhile.
+
+    What was made is removed again where nothing came into it.  Raises `UsageError`.
+    """
+    _refuse_strange(directory, file_names(tables, DEFAULT))
+    missing = [place for place in (directory, *directory.parents) if not os.path.lexists(place)]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _not_writable(directory, error) from error
+    fd = _lock(directory, False)
+    try:
+        yield
+    finally:
+        (directory / ".lock").unlink(missing_ok=True)
+        for made in missing:
+            _remove_empty(made)
+        os.close(fd)
 
 
 def _in_use(directory: Path) -> UsageError:

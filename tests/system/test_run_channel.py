@@ -54,7 +54,14 @@ def test_the_values_of_a_channel_by_hand_are_saved_at_its_end(place: Place, clus
     done = shell(place, f'eval "$(plugml channel try --table w=4,optimizer=add)"; {trainer}')
     assert done.code == 0, done
     assert "--result belongs to --close" in place.run("channel", "x", "--table", "w=4", "--result", "out", code=2).stderr
-    said = place.run("channel", "--close", "try", "--result", "out").stderr
+    out = place.directory / "out"
+    out.mkdir()
+    (out / "tables.npz").write_text("mine")
+    said = place.run("channel", "--close", "try", "--result", "out", code=2).stderr
+    assert "tables.npz is there, and no run has made it: choose another place with --result DIR" in said
+    assert (out / "tables.npz").read_text() == "mine" and os.listdir(out) == ["tables.npz"]
+    (out / "tables.npz").unlink()
+    said = place.run("channel", "--close", "try", "--result", "out").stderr  # it has stayed open
     assert "channel try is closed after 1 clock and 1 push; result in " in said
     with np.load(place.directory / "out" / "tables.npz") as tables:
         assert tables["w"].tolist() == [1.0] * 4

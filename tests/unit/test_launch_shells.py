@@ -26,7 +26,7 @@ from plugml.launch.main import SIGNALS
 from plugml.launch.output import QUEUE_BYTES_MAX, Screen, WorkerOutput
 from plugml.launch.plan import RunPlan, make_plan
 from plugml.launch.progress import Progress
-from plugml.launch.result import claim, publish, would_claim
+from plugml.launch.result import claim, held, publish, would_claim
 from plugml.launch.saving import Saver
 from plugml.launch.start import Early, EarlyEndError
 from plugml.runtime.output import Splitter
@@ -78,6 +78,31 @@ def test_a_place_that_cannot_be_written_is_refused_with_the_flag(tmp_path: Path)
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="choose another place with --result DIR"):
         claim(plan(tmp_path, result=str(tmp_path / "file" / "x")))
+
+
+def test_a_result_without_a_run_is_refused_the_same_places(tmp_path: Path) -> None:
+    made, place = claim(plan(tmp_path, tables=["w=2,3"]))
+    with pytest.raises(UsageError, match="another run is using"), held(place.directory, made.spec.tables):
+        pass
+    place.release()
+
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "w.bin").write_text("mine")
+    with pytest.raises(UsageError, match="no run has made it"), held(mine, made.spec.tables):
+        pass
+    assert [entry.name for entry in mine.iterdir()] == ["w.bin"]
+    with pytest.raises(UsageError, match="choose another place with --result DIR"), held(mine / "w.bin" / "x", made.spec.tables):
+        pass
+
+    with pytest.raises(KeyError), held(tmp_path / "new" / "deep", made.spec.tables):
+        raise KeyError
+    assert not (tmp_path / "new").exists(), "nothing came into it"
+    with held(tmp_path / "new", made.spec.tables):
+        (tmp_path / "new" / "w.bin").write_text("saved")
+        with pytest.raises(UsageError, match="another run is using"):
+            would_claim(plan(tmp_path, result=str(tmp_path / "new"), tables=["v=2,3"]))
+    assert [entry.name for entry in (tmp_path / "new").iterdir()] == ["w.bin"]
 
 
 def test_the_result_is_whole_or_not_there(tmp_path: Path) -> None:
