@@ -304,13 +304,14 @@ class Network:
             line.away = True
             self._log("peer_away", peer=line.name)
 
-    def _flush(self, line: Line) -> None:
-        """Send what waits for the first connection: it is up when zmq takes a message."""
+    def _flush(self, line: Line) -> bool:
+        """Send what waits for the first connection, which is up when zmq takes a message; whether it is."""
         while line.waiting:
             if not self._send(line, *line.waiting[0]):
-                return
+                return False
             line.waiting.popleft()
         line.waiting = None
+        return True
 
     def _caller(self, name: str) -> Line | None:
         """The way back to a node that calls us, None if nobody does."""
@@ -370,8 +371,8 @@ class Network:
                 if self._batching:
                     self._send_batches()
                     continue
-                if line.waiting:
-                    self._flush(line)
+                if line.waiting and self._flush(line):
+                    continue  # what it sent may have swallowed the signal of an answer: look again
                 self._reading = None
                 return
             frames = self._frames(socket) if head.more else []

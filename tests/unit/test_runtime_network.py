@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import socket
 import struct
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ from plugml.runtime.network import MESSAGES_A_TURN, Network
 from plugml.wire import codec
 from plugml.wire import messages as m
 
-from .network_host import A0, A0_AGAIN, ACK, S0, S0_AGAIN, Host, opened
+from .network_host import A0, A0_AGAIN, ACK, HANG_S, S0, S0_AGAIN, Host, opened
 
 INSECURE = Trust(insecure=True)
 
@@ -196,6 +197,28 @@ def test_who_answers_at_the_old_endpoint_after_a_restart_is_another_node(host: H
     agent.send(S0_AGAIN, ACK)
     host.until(lambda: again.send(A0, ACK) or host.got[A0])
     assert host.got[A0][0] == (S0_AGAIN, ACK)
+
+
+def test_an_answer_that_comes_while_what_waited_for_the_connection_leaves_is_read(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = host.open(S0, host.endpoint("s0"))
+    agent = host.open(A0)
+    flush = agent._flush
+
+    def late(line: Any) -> bool:
+        """The server has called back between our last look and our first send, which swallows the signal."""
+        if agent._reading is None:
+            return False  # not up yet: what waits leaves when the socket is looked at
+        while not server.sent:
+            line.socket.get(zmq.EVENTS)  # takes note of the connection, and of its signal
+            server.send(A0, ACK)
+            server._send_batches()
+        assert select.select([line.socket.fileno()], [], [], HANG_S)[0]
+        return flush(line)
+
+    monkeypatch.setattr(agent, "_flush", late)
+    agent.connect(S0, host.endpoint("s0"))
+    agent.send(S0, ACK._replace(seq=99))
+    host.until(lambda: host.got[S0] and host.got[A0])
 
 
 def test_a_caller_that_comes_back_under_its_name_takes_over(host: Host) -> None:
