@@ -34,7 +34,7 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.sim", description="Whole clusters in one process, each from one seed.")
+    parser = argparse.ArgumentParser(allow_abbrev=False, prog="python -m tests.sim", description="Whole clusters in one process, each from one seed.")
     parser.add_argument("seed", nargs="?", type=int, help="run this seed")
     parser.add_argument("--trace", action="store_true", help="print every event")
     parser.add_argument("--seeds", type=int, metavar="N", help="run N seeds")

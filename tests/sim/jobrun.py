@@ -39,7 +39,8 @@ class JobRun:
         self.outcome = ""
         self._cluster = cluster
         self._asked_export = False
-        self._saving = self._saved = False  # the values of a job that cannot go on
+        self._saving: tuple[Launcher, int] | None = None  # who was asked for the values of a job that cannot go on, in which life
+        self._saved = False
         self.others_done: Callable[[], bool] = lambda: True  # workers that have no launcher
         self.launchers = [
             Launcher(world, host, agent, plan, self.ledger, [w for w in range(plan.workers) if w % len(hosts) == number], connection)
@@ -101,9 +102,9 @@ class JobRun:
 
     def _save(self, launcher: Launcher) -> None:
         """Numbers of a job that cannot go on are all finite, and stand where the last close left them."""
-        if self._saving:
+        if not launcher.alive or self._saving == (launcher, launcher.life):
             return
-        self._saving = True
+        self._saving = (launcher, launcher.life)
         place = f"/{self.plan.job}/failed"
 
         def ended(answer: dict[str, Any]) -> None:

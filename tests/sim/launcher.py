@@ -57,7 +57,7 @@ class Launcher:
         self._agent_name = ""
         self._pending: dict[int, tuple[dict[str, Any], Callable[[dict[str, Any]], None]]] = {}
         self._number = 0
-        self._life = 0
+        self.life = 0
         self._exports = 0
 
     @property
@@ -72,7 +72,7 @@ class Launcher:
 
     def start(self) -> None:
         self.alive = True
-        self._life += 1
+        self.life += 1
         self._pending.clear()
         self._registered = False
         self.world.note("launcher", "START", self.host.name)
@@ -114,7 +114,7 @@ class Launcher:
         if not self.alive:
             return
         if not self.agent.alive:
-            self.world.after(RETRY_US, self._retry, self._life)
+            self.world.after(RETRY_US, self._retry, self.life)
             return
         if self._connection is not None:
             return
@@ -143,7 +143,7 @@ class Launcher:
                 self._write(document)
 
     def _retry(self, life: int) -> None:
-        if self.alive and life == self._life:
+        if self.alive and life == self.life:
             self._connect()
 
     def agent_died(self) -> None:
@@ -171,10 +171,10 @@ class Launcher:
         if len(line) > LINE_MAX:
             raise Violation(f"the agent's line has {len(line)} bytes: {line[:200]}")
         if connection in (self._connection, fx.ALL) and agent_name == self._agent_name:
-            self.world.after(self.world.draw(5, 200), self._hear, agent_name, connection, line, self._life)
+            self.world.after(self.world.draw(5, 200), self._hear, agent_name, connection, line, self.life)
 
     def _hear(self, agent_name: str, connection: int, line: str, life: int) -> None:
-        if not self.alive or life != self._life or agent_name != self._agent_name:
+        if not self.alive or life != self.life or agent_name != self._agent_name:
             return
         if connection not in (self._connection, fx.ALL):
             return
@@ -267,7 +267,9 @@ class Launcher:
     def _opened(self, worker: int, channel: Channel, clock: int) -> None:
         if worker in self.starting:
             self.starting.remove(worker)
-        if clock > max(end_clock(self.ledger.seed, self.plan, worker), self.ledger.roll.first[worker]) and worker not in self.ledger.roll.saying_bye:
+        roll = self.ledger.roll
+        gone = worker in roll.saying_bye or self.ledger.doomed  # of a job that cannot go on whoever was refused has left
+        if clock > max(end_clock(self.ledger.seed, self.plan, worker), roll.first[worker]) and not gone:
             raise Violation(f"worker {worker} is to resume at clock {clock}, after its end")
         program = Program(self.world, self.host, self.plan, self.ledger, channel, clock, self._ended)
         self.programs[worker] = program
