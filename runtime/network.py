@@ -160,7 +160,7 @@ class Network:
                 self._callers.gate = self._gate
             self.endpoint = self._sockets.listen(router, endpoint)
         except PlugmlError:
-            self._drop(router, 0)
+            self._shut(router, 0)
             self._end()
             raise
         self._loop.add_reader(router.fileno(), self._read_router)
@@ -192,11 +192,6 @@ class Network:
             again.waiting.extend(waiting or ())
             again.away = line.away  # so that its return is told
 
-    def _drop(self, socket: Socket, linger_ms: int) -> None:
-        if self._gate is not None:
-            self._gate.unwatch(socket)
-        socket.close(linger=linger_ms)
-
     def _end(self) -> None:
         if self._gate is not None:
             self._gate.close()
@@ -205,7 +200,9 @@ class Network:
     def _shut(self, socket: Socket, linger_ms: int) -> None:
         self._touched.pop(socket, None)
         self._loop.remove_reader(socket.fileno())
-        self._drop(socket, linger_ms)
+        if self._gate is not None:
+            self._gate.unwatch(socket)
+        socket.close(linger=linger_ms)
 
     # -- sending ------------------------------------------------------------------------------------------------------
 
