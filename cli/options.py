@@ -12,7 +12,7 @@ import click
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-COLOURS = {"alive": "32", "running": "32", "finished": "34", "suspect": "33", "stopped": "33", "dead": "31", "lost": "31", "failed": "31"}
+COLOURS = {"alive": "32", "running": "32", "finished": "34", "suspect": "33", "offline": "33", "stopped": "33", "dead": "31", "lost": "31", "failed": "31"}
 
 
 def cluster_option(function: F) -> F:

@@ -19,7 +19,7 @@ from ..core.ring import plural
 from ..wire import messages as m
 from .catalog import Attachment, Job, NodeRecord, Seat, State, node_id
 from .placement import place, too_many_blocks
-from .seats import DROP, reseated, with_seats, without
+from .seats import DROP, held_alone, reseated, with_seats, without
 
 REASON_CHARS_MAX = 1_000
 GEN_BYTES = 14  # of one worker and its gen in a map, at most
@@ -85,6 +85,20 @@ def lose(state: State, name: str, why: str) -> Outcome:
             fields["text"] = f"server {node_id(name)} is gone ({why}); every range has another copy"
         effects.append(Log("job", fields))
     return Outcome(after, tuple(effects), tuple(maps))
+
+
+def set_aside(state: State, name: str, is_heard: Callable[[str], bool]) -> Outcome:
+    """The node is silent, and may have what nobody else has: it leaves all ranges but those."""
+    after = state
+    maps = []
+    for job in state.jobs.values():
+        if not job.running or name not in job.endpoints:
+            continue
+        alone = held_alone(job, name, is_heard)
+        if any(name in seat.names() and number not in alone for number, seat in job.seats.items()):
+            after = after.with_job(without(job, name, alone)[0])
+            maps.append(job.number)
+    return Outcome(after, (), tuple(maps))
 
 
 def _lost(job: Job, name: str, gone: int, why: str) -> Job:

@@ -227,9 +227,18 @@ class MasterMachine:
         dead, effects = self.members.silent(now_us)
         effects += self._strand(now_us)
         for name, why in dead if not self.stranded else ():
-            effects += self._bury(name, why, now_us)
-            effects += self._submit(("lose", name), _losing(name, why), must=True)
+            effects += self._give_up(name, why, now_us)
         return [*effects, *self._ask_again(now_us)]
+
+    def _give_up(self, name: str, why: str, now_us: int) -> list[Any]:
+        """A silent node is dead; one that may hold what nobody else has is waited for, and all else goes on without it."""
+        is_heard = self.members.is_heard
+        alone = words.waits_for(self._state(), name, is_heard) if self.members.may_return(name, now_us) else ""
+        if not alone:
+            buried = self._bury(name, why, now_us)
+            return [*buried, *self._submit(("lose", name), lambda state: decisions.lose(state, name, why), must=True)]
+        aside = self._submit(("aside", name), lambda state: decisions.set_aside(state, name, is_heard))
+        return [*self.members.put_offline(name, alone), *aside]
 
     def _strand(self, now_us: int) -> list[Any]:
         """Most servers are silent at once: then it is probably this master that is cut off, and it blames nobody."""
@@ -395,10 +404,6 @@ class MasterMachine:
         lives = [(life.record.name, life.state, life.last_us) for _, life in sorted(self.members.lives.items())]
         waiting = (sorted(self.waiting), sorted(self.members.dead), self.ledger.version, self.tick_us, lives)
         return crc32(repr(waiting).encode(), crc32(stored))
-
-
-def _losing(name: str, why: str) -> Change:
-    return lambda state: decisions.lose(state, name, why)
 
 
 def _trouble_of(sender: str, ask: m.Register) -> str:

@@ -4,6 +4,8 @@ Owns the moment of each node's last sign of life and what it told with it.  Refu
 whoever is declared dead here is taken out of the stored state elsewhere.
 
     unheard --beat--> alive --suspect_us of silence--> suspect --dead_us--> dead (or at once: its process was seen to end)
+                                                               --dead_us--> offline --RETURN_FACTOR x dead_us--> dead
+    offline: it may hold what nobody else has
 
 Nobody is declared dead for 2 x dead_us after the master's own start, and a loop that was late forgives everybody.
 """
@@ -16,7 +18,8 @@ from ..core.effects import Log
 from ..core.limits import SECOND, Limits
 from .catalog import NodeRecord, node_id
 
-UNHEARD, ALIVE, SUSPECT, DEAD = "unheard", "alive", "suspect", "dead"
+UNHEARD, ALIVE, SUSPECT, OFFLINE, DEAD = "unheard", "alive", "suspect", "offline", "dead"
+RETURN_FACTOR = 10  # who may hold what nobody else has is waited for, so many times `dead_us` in all
 COUNTERS_MAX = 64  # of a node's beat that are kept for `status`
 COUNTER_NAME_MAX = 64
 BEATS_OF_A_HOLDER = 3  # so many beats of the holder, and the newcomer is a second process
@@ -134,7 +137,7 @@ class Membership:
     def _heard(self, life: Life, now_us: int) -> list[Any]:
         before, silence_us = life.state, now_us - life.last_us
         life.last_us, life.state, life.why = now_us, ALIVE, ""
-        if before != SUSPECT:
+        if before not in (SUSPECT, OFFLINE):
             return []
         return [Log("heard_again", {"node": life.record.name, "silent_us": silence_us})]
 
@@ -179,16 +182,37 @@ class Membership:
                 del self.candidates[held]
         return dead, effects
 
+    def is_heard(self, name: str) -> bool:
+        life = self.lives.get(node_id(name))
+        return life is not None and life.record.name == name and life.state == ALIVE
+
+    def may_return(self, name: str, now_us: int) -> bool:
+        """It is silent, but not yet for so long that nobody waits for it any more."""
+        life = self.lives.get(node_id(name))
+        return life is not None and life.record.name == name and now_us - life.last_us < RETURN_FACTOR * self.limits.dead_us
+
+    def put_offline(self, name: str, why: str) -> list[Any]:
+        """The node is waited for, and why."""
+        life = self.lives[node_id(name)]
+        if life.state == OFFLINE:
+            return []
+        life.state, life.why = OFFLINE, why
+        return [Log("offline", {"node": name, "why": why})]
+
+    def offline(self) -> list[str]:
+        """What is to be said of those that are waited for."""
+        return [f"server {held} is silent: {life.why}" for held, life in sorted(self.lives.items()) if life.state == OFFLINE]
+
     def silent_servers(self, now_us: int) -> tuple[list[str], int]:
-        """Servers that have not been heard for `suspect_us`, and how many there are in all."""
-        servers = [life for _, life in sorted(self.lives.items()) if life.record.role == "server"]
+        """Servers that have not been heard for `suspect_us`, and how many there are in all, less those that are offline."""
+        servers = [life for _, life in sorted(self.lives.items()) if life.record.role == "server" and life.state != OFFLINE]
         return [life.record.name for life in servers if now_us - life.last_us >= self.limits.suspect_us], len(servers)
 
     # -- for placement
 
     def servers(self) -> list[NodeRecord]:
         """Servers that a job may be given to: heard by this master, by id."""
-        return [life.record for _, life in sorted(self.lives.items()) if life.record.role == "server" and life.state != UNHEARD]
+        return [life.record for _, life in sorted(self.lives.items()) if life.record.role == "server" and life.state not in (UNHEARD, OFFLINE)]
 
     def awaited(self, now_us: int) -> list[str]:
         """Servers that the store names and that may still come back after this master's start."""

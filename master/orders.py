@@ -51,7 +51,7 @@ def question(state: State, view: View, ask: m.Admin) -> dict[str, Any]:
     if type(after) is not int or after < 0:
         raise RequestError(Code.RANGE, "`after` is the number that the page before gave as `next`")
     if ask.verb == "status":
-        said = words.alarms(state, view.takers(state), view.stranded, view.trouble)
+        said = words.alarms(state, view.takers(state), [*filter(None, [view.stranded]), *view.members.offline()], view.trouble)
         return admin.status(state, view.members, (view.cluster, view.master, view.trouble), said, after, view.now_us)
     if ask.verb == "jobs":
         return admin.jobs(state, after)

@@ -6,7 +6,7 @@ raises its epoch, so that an epoch stands for one set of copies and one primary.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from ..core.errors import Code, RequestError
@@ -28,12 +28,23 @@ def settled(seat: Seat, copies: int, gone: Container[str]) -> tuple[str, ...]:
     return tuple(name for name in seat.replicas if name not in gone or name in stay)
 
 
-def without(job: Job, name: str) -> tuple[Job, int]:
-    """The job less a dead server, and how many ranges have no copy left.  Of the others the next copy leads."""
+def held_alone(job: Job, name: str, is_heard: Callable[[str], bool]) -> list[int]:
+    """Ranges of which this server has a copy, and nobody else that is heard."""
+    return [
+        number for number, seat in job.seats.items()
+        if name in seat.replicas and not any(is_heard(other) for other in seat.replicas if other != name)
+    ]  # fmt: skip
+
+
+def without(job: Job, name: str, but: Container[int] = ()) -> tuple[Job, int]:
+    """The job less a dead server, and how many ranges have no copy left.  Of the others the next copy leads.
+
+    `but`: ranges that it may still have; in those nothing changes.
+    """
     seats = dict(job.seats)
     lost = 0
     for number, seat in job.seats.items():
-        if name not in seat.names():
+        if name not in seat.names() or number in but:
             continue
         left = tuple(replica for replica in seat.replicas if replica != name)
         lost += not left

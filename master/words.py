@@ -6,13 +6,13 @@ Sentences for people and the numbers in them; reads, never changes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..core.ring import plural
 from . import saves
 from .catalog import DRAINED, LEVELLED, PROMOTED, SPREAD, Job, NodeRecord, Seat, State, node_id
-from .seats import leaving
+from .seats import held_alone, leaving
 
 ALARMS_MAX = 32
 NAMES_MAX = 4  # servers named in one sentence
@@ -53,9 +53,9 @@ def seat_reason(job: Job, number: int, drained: Iterable[str]) -> str:
 # -- a cluster
 
 
-def alarms(state: State, takers: list[NodeRecord], stranded: str, trouble: str) -> list[str]:
-    """What somebody should know of, as sentences.  `takers` are servers that may be given copies."""
-    said = [stranded] if stranded else []
+def alarms(state: State, takers: list[NodeRecord], silence: list[str], trouble: str) -> list[str]:
+    """What somebody should know of, as sentences.  `takers` are servers that may be given copies, `silence` is said of those that are not heard."""
+    said = list(silence)
     if trouble:
         said.append(f"the state store does not answer ({trouble}): nothing can be decided meanwhile; training goes on")
     for job in state.jobs.values():
@@ -76,6 +76,15 @@ def stranded(silent: list[str], count: int) -> str:
         f"{len(silent)} of {plural(count, 'server')} are silent ({_names(silent)}): nobody is declared dead, for it may be this master "
         "that is cut off; of one that is gone for good, say `plugml drain --gone SERVER`"
     )
+
+
+def waits_for(state: State, name: str, is_heard: Callable[[str], bool]) -> str:
+    """Why a silent server is not given up, "" = there is no reason."""
+    alone = {job.spec.name: len(ranges) for job in state.jobs.values() if job.running and (ranges := held_alone(job, name, is_heard))}
+    if not alone:
+        return ""
+    jobs = f"job {next(iter(alone))}" if len(alone) == 1 else plural(len(alone), "job")
+    return f"nobody else has {plural(sum(alone.values()), 'range')} of {jobs}, which wait for it a while"
 
 
 def _job_alarms(state: State, job: Job, takers: list[NodeRecord]) -> list[str]:

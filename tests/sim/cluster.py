@@ -58,7 +58,6 @@ class Cluster:
         self.network.on_send = self._sends
         self.network.on_arrival = self.truth.arrives
         self.storm = Storm(self)
-        self._silences = bool(plan.cut_us or plan.pause_us or plan.network.drop or plan.network.corrupt or plan.server_effect_crash)
         self._connections = 0
         self._masters = machines.masters(plan.masters)
         self.hosts = [Host(world, f"h{number}") for number in range(plan.agents)]
@@ -94,7 +93,7 @@ class Cluster:
 
     def may_be_lost(self) -> bool:
         """Something has happened that may have cost all copies of a range; whether it has is looked at in `truth`."""
-        return self.storm.server_died or self._silences
+        return self.storm.server_died or bool(self.plan.server_effect_crash)
 
     def may_show_the_end(self, number: int, whole: bool) -> bool:
         """No server leads a range that is another's by now: who has heard of no newer map could be shown its values.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plugml.master import decisions, seats
+from plugml.master import decisions, seats, words
 from plugml.master.catalog import Seat
 from plugml.master.leadership import Leadership
 from plugml.master.ledger import Ledger
@@ -58,6 +58,8 @@ MUTANTS_OF_COPIES: tuple[Mutant, ...] = (
     Mutant("master: unknown is stored", Ledger, "on_done", rule.unknown_is_stored, ruled(store_unknown=0.3)),
     Mutant("master: unknown is not stored", Ledger, "on_done", rule.unknown_is_not_stored, ruled(store_unknown=0.3)),
     Mutant("master: blame at once", Membership, "silent", rule.blame_at_once, ruled(server_crash_us=300_000, supervised=False)),
+    Mutant("master: wait for nobody", words, "waits_for", rule.wait_for_nobody, copied(copies=1, servers=2, pause_us=300_000, long_pause=True, lonely=True, clocks=60)),
+    Mutant("master: set all aside", decisions, "held_alone", rule.set_all_aside, copied(copies=1, servers=2, pause_us=300_000, long_pause=True, lonely=True, clocks=60)),
     Mutant("master: blame after sleep", Membership, "forgive", rule.blame_after_sleep, copied(copies=1, servers=1, master_pause_us=500_000, clocks=60)),
     Mutant("master: keep the dead", decisions, "without", rule.keep_the_dead, dying()),
     Mutant("master: promote the learner", decisions, "without", rule.promote_the_learner, dying(careful=False)),

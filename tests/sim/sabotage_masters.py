@@ -28,6 +28,16 @@ def lead_unconfirmed(original: Original) -> Original:
     return on_time
 
 
+def wait_for_nobody(original: Original) -> Original:
+    """A silent server is dead, whatever it may hold."""
+    return lambda *asked: ""
+
+
+def set_all_aside(original: Original) -> Original:
+    """A silent server leaves all ranges, also those that nobody else has."""
+    return lambda job, name, is_heard: []
+
+
 def claim_the_same_term(original: Original) -> Original:
     def claim(self: Leadership, now_us: int) -> Any:
         effect = original(self, now_us)

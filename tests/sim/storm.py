@@ -162,7 +162,7 @@ class Storm:
         if not process.alive:
             return
         is_server = process in self.cluster.servers
-        long = self.plan.long_pause and is_server and not self.spares(process)
+        long = self.plan.long_pause and is_server and (self.plan.lonely or not self.spares(process))
         duration_us = self.world.draw(1_000, self.plan.limits.dead_us * 2 if long else self.plan.limits.dead_us // 2)
         if long:
             self._harm(process, duration_us)
@@ -182,12 +182,12 @@ class Storm:
         self.cluster.store.cut(master.endpoint, self.world.draw(1_000, 2 * self.plan.limits.leader_dead_us))
 
     def _cut(self) -> None:
-        """One way, between any two; a long one only where somebody else can take over."""
+        """One way, between any two; a long one mostly where somebody else can take over."""
         source, target = self._one_of(self.cluster.processes), self._one_of(self.cluster.processes)
         if source is target:
             return
         ends = [end for end in (source, target) if end in self.cluster.servers]
-        long = self.plan.long_cut and not any(self.spares(server) for server in ends)
+        long = self.plan.long_cut and (self.plan.lonely or not any(self.spares(server) for server in ends))
         duration_us = self.world.draw(1_000, self.plan.limits.dead_us * 2 if long else self.plan.limits.dead_us // 2)
         for server in ends if long else ():
             self._harm(server, duration_us)

@@ -12,7 +12,8 @@ from plugml.core.jobmap import LOST
 from plugml.master import catalog, leadership
 from plugml.master.catalog import Job, Seat, State, node_id
 from plugml.master.effects import LEADER_KEY, STATE_KEY
-from plugml.master.seats import DROP
+from plugml.master.membership import RETURN_FACTOR
+from plugml.master.seats import DROP, held_alone
 from plugml.wire.messages import Beat, Register, SeatAsk
 
 from .machines import reign_of
@@ -31,6 +32,7 @@ class Truth:
         self._dead_us = dead_us
         self._writers: dict[str, dict[int, str]] = {LEADER_KEY: {}, STATE_KEY: {}}  # who has written under which term
         self._buried: dict[str, None] = {}  # nodes that a master declared dead, and might
+        self._offline: dict[str, None] = {}  # nodes that a master waited for
         self._term = 0  # highest in which anybody has decided
         self._reigns: dict[str, tuple[Any, int]] = {}  # by master: what decides there, and since when
         self._heard: dict[tuple[str, str], int] = {}  # (master, node): when a beat of it last came there
@@ -92,7 +94,9 @@ class Truth:
         if len(set(seat.names())) != len(seat.names()):
             raise Violation(f"{what}: two copies on one server: {seat}")
         for name in before.replicas:
-            if name not in seat.replicas and name not in names and name not in self._buried:
+            if name not in seat.replicas and name in names and name in self._offline and seat.replicas:
+                self.world.reached("a copy that others have is set aside")
+            elif name not in seat.replicas and name not in names and name not in self._buried:
                 raise Violation(f"{what}: {name} is dropped as dead, and nobody has declared it dead")
         if not seat.replicas and any(name in names for name in before.replicas):
             raise Violation(f"{what}: no copy is left, although {before.replicas} are not all dead")
@@ -101,7 +105,7 @@ class Truth:
         """A copy that nobody has asked to drop leaves only when enough others are there."""
         if len(seat.replicas) > max(copies, len(before.replicas)):
             raise Violation(f"{what}: {len(seat.replicas)} copies where {copies} are wanted: {seat.replicas}")
-        excused = [name for name in before.replicas if name not in names or name in dropped]
+        excused = [name for name in before.replicas if name not in names or name in dropped or name in self._offline]
         left = [name for name in before.replicas if name not in seat.replicas and name not in excused]
         if left and len(seat.replicas) < min(copies, len(before.replicas)) - len(excused):
             raise Violation(f"{what}: {left} leave, and only {seat.replicas} are there ({copies} copies are wanted)")
@@ -138,14 +142,15 @@ class Truth:
         self._term = term
 
     def logged(self, process: Process, log: Log) -> None:
-        """A node is declared dead: there must be a reason."""
-        if log.event != "dead":
+        """A node is declared dead, or given up for now: there must be a reason."""
+        if log.event not in ("dead", "offline"):
             return
         name, why = log.fields["node"], log.fields["why"]
-        self._buried[name] = None
+        waits = log.event == "offline"
+        (self._offline if waits else self._buried)[name] = None
         since_us = self._reigns.get(process.node_id, (None, self.world.now_us))[1]
         now_us = self.world.now_us
-        if why.startswith("no beat"):
+        if waits or why.startswith("no beat"):
             heard_us = max(since_us, self._heard.get((process.node_id, name), 0))
             if now_us - heard_us < self._dead_us * 9 // 10:
                 raise Violation(f"{process.name} declares {name} dead, which it heard {now_us - heard_us} us ago")
@@ -154,8 +159,19 @@ class Truth:
             if now_us - begun_us < 2 * self._dead_us:
                 raise Violation(f"{process.name} blames {name} for a silence, {now_us - begun_us} us after it began")
             self._check_not_cut_off(process, name)
+            if not waits and now_us - heard_us < RETURN_FACTOR * self._dead_us * 9 // 10:
+                self._check_not_alone(process, name)
         elif name not in self.ended and name not in self.false_exits:
             raise Violation(f"{process.name} declares {name} dead ({why}), which lives")
+
+    def _check_not_alone(self, process: Process, name: str) -> None:
+        """Not so soon when nobody else that is heard has a copy of what it holds."""
+        reign = reign_of(process.machine)
+        assert reign is not None
+        for job in reign.ledger.state.jobs.values():
+            alone = held_alone(job, name, reign.members.is_heard) if job.running else []
+            if alone:
+                raise Violation(f"{process.name} declares {name} dead, which may be the last to hold ranges {alone} of job {job.number}")
 
     def _check_not_cut_off(self, process: Process, name: str) -> None:
         """Not when most servers are silent at once."""

@@ -252,6 +252,24 @@ def test_a_killed_server_without_copies_is_a_named_error_and_nothing_stays(place
     assert place.is_clean()
 
 
+def test_a_stopped_server_without_copies_is_waited_for(place: Place) -> None:  # noqa: F811
+    process = place.start("run", "-f", str(job_file(place, commands(place, 200, 5), copies=1, servers=2)))
+    await_channel(process, place.root, "count.2.1")
+    root = root_of(place)
+    await_clock(process, root, 2, 3)
+    server = node_pid(process, "s0")
+    os.kill(server, signal.SIGSTOP)
+    try:
+        limit = time.monotonic() + 60
+        while "offline" not in (said := place.run("status").stdout):  # it was silent for as long as makes others dead
+            assert time.monotonic() < limit, said
+        assert "nobody else has" in said and "which wait for it a while" in said
+    finally:
+        os.kill(server, signal.SIGCONT)
+    done = process.ended()
+    assert sums(place) == counted([200] * 3) and "lost" not in done.stderr
+
+
 def test_a_standing_cluster_trains_the_next_job_after_all_its_servers_died(place: Place) -> None:  # noqa: F811
     place.environ["PLUGML_ROOT"] = str(place.root / "c")
     place.run("up", "-d", "--name", "standing", "--servers", "2")

@@ -14,6 +14,7 @@ from plugml.core.limits import Limits
 from plugml.core.table import TableSpec
 from plugml.master.catalog import pack
 from plugml.master.effects import STATE_KEY, StoreDone
+from plugml.master.membership import RETURN_FACTOR
 from plugml.master.store import MemoryStore
 from plugml.wire import messages as m
 from tests.fuzz.master_world import LIMITS, SECOND, MasterWorld, spec
@@ -366,7 +367,7 @@ def test_a_job_that_nobody_remembers_is_an_ended_one_and_one_that_never_was_is_n
 # -- death
 
 
-def test_a_silent_server_is_suspect_then_dead_and_its_job_is_lost(world: MasterWorld) -> None:
+def test_a_silent_server_with_the_only_copy_is_waited_for_then_dead_and_its_job_is_lost(world: MasterWorld) -> None:
     world.beats_for(2 * LIMITS.dead_us, S0, S1, A0)
     world.job(A0, spec())
     held = sum(S1 in seat.replicas for seat in world.state.jobs[1].seats.values())
@@ -374,9 +375,17 @@ def test_a_silent_server_is_suspect_then_dead_and_its_job_is_lost(world: MasterW
     assert [fields["node"] for fields in world.events("suspect")] == [S1]
     assert world.state.jobs[1].state == RUNNING
     world.beats_for(LIMITS.dead_us, S0, A0)
+    assert world.state.jobs[1].state == RUNNING and world.events("dead") == []
+    why = f"nobody else has {held} ranges of job job, which wait for it a while"
+    assert world.events("offline") == [{"node": S1, "why": why}]
+    assert f"server s1 is silent: {why}" in world.admin("status").document["alarms"]
+    assert "no server is registered" not in world.job(A0, spec("next")).text and world.state.jobs[2].servers() == [S0]
+    world.beats_for((RETURN_FACTOR - 2) * LIMITS.dead_us, S0, A0)
+    assert world.state.jobs[1].state == RUNNING
+    world.beats_for(LIMITS.dead_us, S0, A0)
     job = world.state.jobs[1]
     assert job.state == LOST
-    assert job.reason.startswith(f"server s1 held the only copy of {held} ranges (no beat for 3.")
+    assert job.reason.startswith(f"server s1 held the only copy of {held} ranges (no beat for 30.")
     assert job.endpoints.keys() == {S0}
     assert {seat.epoch for seat in job.seats.values() if not seat.replicas} == {2}
     assert {seat.epoch for seat in job.seats.values() if seat.replicas} == {1}
@@ -384,6 +393,38 @@ def test_a_silent_server_is_suspect_then_dead_and_its_job_is_lost(world: MasterW
         told = the_map(world.take(name, m.MapTold)[-1])
         assert (told.state, told.reason) == (LOST, job.reason)
     assert S1 in world.gone and world.attach(A0, 1, 0).code == Code.NOSERVER
+
+
+def test_a_server_that_was_waited_for_goes_on_where_it_was(world: MasterWorld) -> None:
+    world.beats_for(2 * LIMITS.dead_us, S0, S1, A0)
+    world.job(A0, spec())
+    before = world.state.jobs[1]
+    world.beats_for(3 * LIMITS.dead_us, S0, A0)
+    assert world.events("offline")
+    world.beat(S1)
+    assert world.take(S1, m.BeatAck)[-1].known and world.events("heard_again")[-1]["node"] == S1
+    world.beats_for(2 * LIMITS.dead_us, S0, S1, A0)
+    assert world.state.jobs[1] == before and world.admin("status").document["alarms"] == []
+
+
+def test_who_is_waited_for_leaves_what_others_have(world: MasterWorld) -> None:
+    world.beats_for(2 * LIMITS.dead_us, S0, S1, A0)
+    world.job(A0, spec())
+    world.job(A0, spec("both", copies=2))
+    world.beats_for(2 * LIMITS.dead_us, S0, A0)
+    assert world.events("offline") and world.events("dead") == []
+    alone, both = world.state.jobs[1], world.state.jobs[2]
+    assert S1 in alone.endpoints and all(seat.replicas == (S0,) and not seat.learner for seat in both.seats.values())
+    version = world.state.token
+    world.beats_for(LIMITS.dead_us, S0, A0)
+    assert world.state.token == version  # nothing is left to be decided
+    world.beats_for(20 * LIMITS.beat_us, S0, S1, A0)
+    assert S1 in {seat.learner for seat in world.state.jobs[2].seats.values()}
+    world.job(A0, spec("next"))
+    world.admin("stop", job="job")
+    world.admin("stop", job="next")
+    world.beats_for(LIMITS.dead_us + 2 * SECOND, S0, A0)  # nothing of its own is left: it is dead like any other
+    assert [fields["node"] for fields in world.events("dead")] == [S1]
 
 
 def test_a_server_that_was_seen_to_end_is_dead_at_once(world: MasterWorld) -> None:
@@ -507,6 +548,8 @@ def test_a_server_that_died_while_the_master_was_away_is_noticed(world: MasterWo
     world.job(A0, spec())
     world.start()
     world.beats_for(2 * LIMITS.dead_us + SECOND, S0, A0)
+    assert world.events("offline")[0]["node"] == S1
+    world.beats_for(RETURN_FACTOR * LIMITS.dead_us, S0, A0)
     assert world.state.jobs[1].state == LOST
 
 
