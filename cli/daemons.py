@@ -18,7 +18,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 FOOT = """\b
 It runs in the foreground, writes `event key=value` lines to standard error (or --log), says `event=ready` and, with
-NOTIFY_SOCKET, READY=1.  SIGTERM or Ctrl-C ends it with 0.  Nodes may start in any order.
+NOTIFY_SOCKET, READY=1.  SIGTERM or Ctrl-C ends it with 0 (a server hands over what it holds before SIGTERM ends it,
+within 30 s).  Nodes may start in any order.
 """
 
 

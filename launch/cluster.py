@@ -213,7 +213,7 @@ class LocalCluster:
         for daemon in kept[count:]:
             daemon.leaving = True
             if daemon.child is not None:
-                daemon.child.stop(GRACE_S)
+                daemon.child.stop(GRACE_S, daemon.ending)
             elif daemon.timer is not None:  # it was waiting to be started again
                 daemon.timer.cancel()
                 self.daemons.remove(daemon)
@@ -312,7 +312,7 @@ class LocalCluster:
         for group in ([d for d in self.daemons if d.role != ETCD], [d for d in self.daemons if d.role == ETCD]):
             for daemon in group:
                 if daemon.child is not None:
-                    daemon.child.stop(GRACE_S)
+                    daemon.child.stop(GRACE_S, daemon.ending)
             while any(daemon.child for daemon in group):
                 self._ended.clear()
                 await self._ended.wait()

@@ -85,6 +85,11 @@ class Daemon:
     patience: Patience = field(default_factory=Patience)
 
     @property
+    def ending(self) -> int:
+        """The signal by which its supervisor ends it: at once, for a server would wait for others to take over at SIGTERM."""
+        return signal.SIGINT if self.role == "server" else signal.SIGTERM
+
+    @property
     def title(self) -> str:
         return f"{self.role} {self.id}"
 

@@ -12,7 +12,7 @@ import msgpack
 
 from ..core.limits import KIB
 from . import saves
-from .catalog import Job, State, node_id
+from .catalog import Job, State, is_drained, node_id
 from .membership import DEAD, Life, Membership
 from .placement import table_lines, weights_of
 from .words import held_by, seat_reason
@@ -36,12 +36,12 @@ def status(
     def render(kind: str, item: Any) -> dict[str, Any]:
         if kind == "jobs":
             return job_row(item, state.ring_ranges)
-        drained = node_id(item.record.name) in state.drained
+        drained = is_drained(item.record.name, state.drained)
         return node_row(item, now_us) | {"drained": drained} | held.get(item.record.name, {})
 
     head = {
         "cluster": cluster, "master": master, "term": state.term, "token": state.token, "ring_ranges": state.ring_ranges,
-        "up_us": now_us - members.start_us, "store": trouble or "ok", "drained": list(state.drained),
+        "up_us": now_us - members.start_us, "store": trouble or "ok", "drained": sorted({node_id(word) for word in state.drained}),
         "alarms": alarms if after == 0 else [],
     }  # fmt: skip
     return {**head, **_page(("nodes", "jobs"), items, render, after)}

@@ -9,6 +9,7 @@ state store has it (`ledger`).  Liveness, load and progress are not here: they a
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any, NamedTuple
 
 import msgpack
@@ -131,7 +132,7 @@ class State(NamedTuple):
     nodes: dict[str, NodeRecord]  # by id
     jobs: dict[int, Job]
     removed: dict[int, str]  # names of the jobs that were forgotten last: nodes may still ask for them
-    drained: tuple[str, ...] = ()  # ids of servers that hold nothing, or are being emptied
+    drained: tuple[str, ...] = ()  # servers that hold nothing, or are being emptied: ids, or names of processes that are to end
 
     def job_named(self, name: str) -> Job | None:
         """The newest job of that name."""
@@ -156,6 +157,11 @@ def node_id(name: str) -> str:
     's0'
     """
     return name.partition(".")[0]
+
+
+def is_drained(name: str, drained: Container[str]) -> bool:
+    """By its id, whatever process has that, or this process alone."""
+    return node_id(name) in drained or name in drained
 
 
 def fresh(writer: str, ring_ranges: int) -> State:

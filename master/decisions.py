@@ -70,6 +70,8 @@ def lose(state: State, name: str, why: str) -> Outcome:
     """The node is dead: it has no id any more, its copies are none, and a job that has a range without any other is lost."""
     nodes = {key: record for key, record in state.nodes.items() if record.name != name}
     after = state._replace(nodes=nodes) if len(nodes) != len(state.nodes) else state
+    if name in state.drained:  # this process alone: the next one under its id takes part again
+        after = after._replace(drained=tuple(word for word in state.drained if word != name))
     effects: list[Any] = []
     maps = []
     for job in state.jobs.values():
@@ -88,7 +90,7 @@ def lose(state: State, name: str, why: str) -> Outcome:
 
 
 def set_aside(state: State, name: str, is_heard: Callable[[str], bool]) -> Outcome:
-    """The node is silent, and may have what nobody else has: it leaves all ranges but those."""
+    """The node leaves all ranges but those that nobody else has: it is silent, or about to end."""
     after = state
     maps = []
     for job in state.jobs.values():

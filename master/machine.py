@@ -7,7 +7,6 @@ Everything that it sends may be lost: nodes ask again, and each answer may be gi
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 from zlib import crc32
@@ -19,18 +18,14 @@ from ..core.limits import Limits
 from ..core.ring import plural
 from ..wire import messages as m
 from . import decisions, orders, saves, words
-from .catalog import NodeRecord, State, node_id, pack
+from .catalog import NodeRecord, State, is_drained, node_id, pack
 from .decisions import ENDINGS, Outcome
 from .effects import Reach, StoreDone, Unreached
 from .gone import removed_map
 from .ledger import Change, Ledger, Released
-from .membership import ALIVE, Membership
+from .membership import ALIVE, Membership, trouble_of
 from .mending import Avoided, Mender
 from .seats import DROP
-
-ROLES = ("server", "agent")
-TEXT_MAX = 255  # of a node's host, endpoint and build
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,40}\.[A-Za-z0-9]{1,20}\Z")
 
 
 class MasterMachine:
@@ -67,6 +62,7 @@ class MasterMachine:
             m.Register: self._on_register, m.Beat: self._on_beat, m.JobAsk: self._on_job_ask,
             m.AttachAsk: self._on_attach_ask, m.MapAsk: self._on_map_ask, m.JobEnd: self._on_job_end,
             m.NodeExit: self._on_node_exit, m.SeatAsk: self._on_seat_ask, m.Admin: self._on_admin, Unreached: self._on_unreached,
+            m.Retire: self._on_retire,
             m.SaveEnd: lambda sender, ask, now_us: self._submit(("save", sender, ask), lambda state: saves.note(state, sender, ask)),
         }  # fmt: skip
 
@@ -171,7 +167,7 @@ class MasterMachine:
     # -- nodes
 
     def _on_register(self, sender: str, ask: m.Register, now_us: int) -> list[Any]:
-        trouble = _trouble_of(sender, ask)
+        trouble = trouble_of(sender, ask.role, (ask.host, ask.endpoint, ask.build))
         claim = self.members.claim(sender, now_us) if not trouble else None
         if claim is not None and claim.verdict == "wait":
             return []
@@ -258,6 +254,11 @@ class MasterMachine:
         self.waiting.pop(name, None)
         return effects
 
+    def _on_retire(self, sender: str, ask: m.Retire, now_us: int) -> list[Any]:
+        self.to_mend = True
+        is_heard = self.members.is_heard
+        return self._submit(("retire", sender, ask), lambda state: orders.retire(state, sender, ask.request, is_heard))
+
     def _on_seat_ask(self, sender: str, ask: m.SeatAsk, now_us: int) -> list[Any]:
         if sender in self.members.dead:
             return []
@@ -281,7 +282,7 @@ class MasterMachine:
         return self._submit(("job", sender, ask.request), lambda state: self._register_job(state, sender, ask, now_us))
 
     def _register_job(self, state: State, sender: str, ask: m.JobAsk, now_us: int) -> Outcome:
-        servers, why = self._placeable(now_us)
+        servers, why = self._placeable(state, now_us)
         sight = decisions.Sight(servers, self._gone, self.ledger.packer.size, self.copies)
         outcome = decisions.register(state, sender, ask, sight, self.limits)
         if not outcome.waits:
@@ -292,10 +293,9 @@ class MasterMachine:
         self.waiting[sender] = ask
         return outcome._replace(effects=(Log("job_waits", {"agent": sender, "text": why}),))
 
-    def _placeable(self, now_us: int) -> tuple[list[NodeRecord], str]:
+    def _placeable(self, state: State, now_us: int) -> tuple[list[NodeRecord], str]:
         """Servers for a new job, or none, and what it waits for: those that belong to the cluster may be on their way."""
-        drained = self._state().drained
-        servers = [record for record in self.members.servers() if node_id(record.name) not in drained]
+        servers = [record for record in self.members.servers() if not is_drained(record.name, state.drained)]
         awaited = self.members.awaited(now_us)
         if awaited:
             return [], f"{', '.join(awaited[:4])} may still be alive"
@@ -308,7 +308,7 @@ class MasterMachine:
 
     def _ask_again(self, now_us: int) -> list[Any]:
         """Jobs that waited for a server have their turn."""
-        if not self.waiting or not self._placeable(now_us)[0]:
+        if not self.waiting or not self._placeable(self._state(), now_us)[0]:
             return []
         effects: list[Any] = []
         for sender, ask in list(self.waiting.items()):
@@ -404,16 +404,3 @@ class MasterMachine:
         lives = [(life.record.name, life.state, life.last_us) for _, life in sorted(self.members.lives.items())]
         waiting = (sorted(self.waiting), sorted(self.members.dead), self.ledger.version, self.tick_us, lives)
         return crc32(repr(waiting).encode(), crc32(stored))
-
-
-def _trouble_of(sender: str, ask: m.Register) -> str:
-    """Why a registration cannot be taken, "" if it can."""
-    if not _NAME.match(sender):
-        return f"{sender[:80]!r} is no node name: it must be <id>.<incarnation>"
-    if ask.role not in ROLES:
-        return f"role {ask.role[:40]!r} is none of {', '.join(ROLES)}"
-    if ask.role == "server" and not ask.endpoint:
-        return "a server must say where others reach it"
-    if max(len(ask.host), len(ask.endpoint), len(ask.build)) > TEXT_MAX:
-        return f"host, endpoint and build have at most {TEXT_MAX} characters"
-    return ""

@@ -12,6 +12,7 @@ Nobody is declared dead for 2 x dead_us after the master's own start, and a loop
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 from ..core.effects import Log
@@ -23,6 +24,23 @@ RETURN_FACTOR = 10  # who may hold what nobody else has is waited for, so many t
 COUNTERS_MAX = 64  # of a node's beat that are kept for `status`
 COUNTER_NAME_MAX = 64
 BEATS_OF_A_HOLDER = 3  # so many beats of the holder, and the newcomer is a second process
+
+ROLES = ("server", "agent")
+TEXT_MAX = 255  # of a node's host, endpoint and build
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,40}\.[A-Za-z0-9]{1,20}\Z")
+
+
+def trouble_of(sender: str, role: str, texts: tuple[str, str, str]) -> str:
+    """Why a registration with this host, endpoint and build cannot be taken, "" if it can."""
+    if not _NAME.match(sender):
+        return f"{sender[:80]!r} is no node name: it must be <id>.<incarnation>"
+    if role not in ROLES:
+        return f"role {role[:40]!r} is none of {', '.join(ROLES)}"
+    if role == "server" and not texts[1]:
+        return "a server must say where others reach it"
+    if max(map(len, texts)) > TEXT_MAX:
+        return f"host, endpoint and build have at most {TEXT_MAX} characters"
+    return ""
 
 
 class Life:

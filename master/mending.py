@@ -14,7 +14,7 @@ from ..core.effects import Log
 from ..core.job import JobSpec
 from ..core.limits import Limits
 from ..core.ring import Load, Ring, level
-from .catalog import LEVELLED, Job, Move, NodeRecord, Seat, State, node_id
+from .catalog import LEVELLED, Job, Move, NodeRecord, Seat, State, is_drained, node_id
 from .decisions import Outcome, map_bytes
 from .placement import ring_of, weights_of
 from .seats import leaving, released, with_seats
@@ -46,7 +46,7 @@ class Mender:
         """What is to be done with these servers, which are surely there."""
         present = {
             key: record for key, record in ((node_id(server.name), server) for server in servers)
-            if key not in state.drained and key in state.nodes and state.nodes[key].name == record.name
+            if not is_drained(record.name, state.drained) and key in state.nodes and state.nodes[key].name == record.name
         }  # fmt: skip
         circumstances = (tuple(sorted(record.name for record in present.values())), state.drained)
         running = {number: job for number, job in state.jobs.items() if job.running}
@@ -167,7 +167,7 @@ class _Work:
         for number, seat in self.job.seats.items():
             gone = self.gone(number)
             after = released(seat, self.job.spec.copies, gone, self.state.drained) if gone else {"replicas": seat.replicas}
-            if seat.learner and (not self._lacks(seat, gone) or node_id(seat.learner) in self.state.drained):
+            if seat.learner and (not self._lacks(seat, gone) or is_drained(seat.learner, self.state.drained)):
                 self.change(number, **(after | {"learner": ""}))
             elif after["replicas"] != seat.replicas:
                 self.change(number, **after)
@@ -182,7 +182,7 @@ class _Work:
 
     def _may_come(self, name: str) -> bool:
         record = self.state.nodes.get(node_id(name))
-        return record is not None and record.name == name and node_id(name) not in self.state.drained
+        return record is not None and record.name == name and not is_drained(name, self.state.drained)
 
     def _lacks(self, seat: Seat, gone: set[str]) -> bool:
         return sum(name not in gone for name in seat.replicas) < self.job.spec.copies

@@ -5,16 +5,18 @@ Questions read, orders give a next state; the words for both stand in `admin`.  
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..core.effects import Log
+from ..core.effects import Log, Send
 from ..core.errors import Code, RequestError
 from ..core.jobmap import STOPPED
 from ..core.limits import Limits
+from ..core.ring import plural
 from ..core.spread import spread
 from ..wire import messages as m
 from . import admin, decisions, words
-from .catalog import Job, Move, NodeRecord, State, node_id
+from .catalog import Job, Move, NodeRecord, State, is_drained, node_id
 from .decisions import Outcome
 from .membership import ALIVE, Membership
 from .placement import ring_of, weights_of
@@ -37,7 +39,7 @@ class View(NamedTuple):
 
     def takers(self, state: State) -> list[NodeRecord]:
         """Servers that may be given copies."""
-        return [record for record in self.members.servers() if node_id(record.name) not in state.drained]
+        return [record for record in self.members.servers() if not is_drained(record.name, state.drained)]
 
 
 def is_question(ask: m.Admin) -> bool:
@@ -115,11 +117,24 @@ def report(state: State, view: View, ask: m.Admin, number: int, name: str) -> tu
 # -- orders
 
 
+def retire(state: State, name: str, request: int, is_heard: Callable[[str], bool]) -> Outcome:
+    """This process is about to end: what others have too is theirs at once, the rest is given away like that of a drained one."""
+    record = state.nodes.get(node_id(name))
+    if record is None or record.name != name:
+        return Outcome(state)  # its registration may be on the way
+    known = name in state.drained
+    after = decisions.set_aside(state if known else state._replace(drained=(*state.drained, name)), name, is_heard)
+    after = after._replace(effects=() if known else (Log("retire", {"server": name}),))
+    held = sum(name in seat.names() for job in after.state.jobs.values() if job.running for seat in job.seats.values())
+    told = m.Done(request, Code.AGAIN, f"{plural(held, 'range')} left") if held else m.Done(request, Code.OK, "")
+    return after._replace(effects=(*after.effects, Send(name, told)))
+
+
 def drain(state: State, key: str, cancel: bool) -> Outcome:
     """The server gets nothing more and gives away what it has; or it takes part again."""
     if (key in state.drained) != cancel:
         return Outcome(state)
-    drained = tuple(name for name in state.drained if name != key) if cancel else (*state.drained, key)
+    drained = tuple(word for word in state.drained if word != key) if cancel else (*state.drained, key)
     return Outcome(state._replace(drained=drained), (Log("drain", {"server": key, "cancel": cancel}),))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from ..core.errors import Code, RequestError
-from .catalog import DRAINED, PROMOTED, SPREAD, Job, Move, Seat, node_id
+from .catalog import DRAINED, PROMOTED, SPREAD, Job, Move, Seat, is_drained, node_id
 
 ADD, DROP = "add", "drop"
 
@@ -18,7 +18,7 @@ ADD, DROP = "add", "drop"
 def leaving(seat: Seat, moves: Sequence[Move], drained: Container[str]) -> set[str]:
     """Servers whose copy of the range does not count, because they are to give it up."""
     source = moves[0].source if moves else ""
-    return {name for name in seat.replicas if name == source or node_id(name) in drained}
+    return {name for name in seat.replicas if name == source or is_drained(name, drained)}
 
 
 def settled(seat: Seat, copies: int, gone: Container[str]) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ def released(seat: Seat, copies: int, gone: Container[str], drained: Container[s
     stay = settled(seat, copies, gone)
     cause = seat.cause
     if stay[0] != seat.replicas[0]:
-        cause = DRAINED if node_id(seat.replicas[0]) in drained else SPREAD
+        cause = DRAINED if is_drained(seat.replicas[0], drained) else SPREAD
     return {"replicas": stay, "learner": seat.learner, "cause": cause}
 
 

@@ -61,7 +61,7 @@ def alarms(state: State, takers: list[NodeRecord], silence: list[str], trouble: 
     for job in state.jobs.values():
         if job.running:
             said += [*saves.alarm(job), *_job_alarms(state, job, takers)]
-    for key in state.drained:
+    for key in sorted({node_id(word) for word in state.drained}):
         document = drain_document(state, key, takers)
         if document["ranges"]:
             said.append(document["text"])
@@ -135,7 +135,7 @@ def drain_document(state: State, key: str, takers: list[NodeRecord]) -> dict[str
                 copying += bool(seat.learner)
                 if not seat.learner and all(taker.name in seat.replicas for taker in takers):
                     stuck = stuck or f"job {job.spec.name} keeps {job.spec.copies} copies, and {plural(len(takers), 'server')} can take them"
-    if key not in state.drained:
+    if key not in state.drained and name not in state.drained:
         how, text = "in use", f"server {key} takes part" if record is not None else f"server {key} is not drained"
     elif left:
         how, text = "draining", f"server {key} is being drained: {plural(left, 'range')} left, {copying} on the way"

@@ -108,6 +108,7 @@ class Node:
         self.draw: Callable[[int, int], int] = random.SystemRandom().randint
         #: What only the shell can count; beats carry it along with what the machine counts.
         self.counted: list[Callable[[], dict[str, int]]] = [self.network.counters]
+        self.on_term: Callable[[], bool] = lambda: False  # at the first SIGTERM: True = this node ends by itself when it may
         self.performers: dict[type[Any], Performer] = {
             Send: self._send,
             Connect: lambda effect: self.network.connect(effect.node, effect.endpoint),
@@ -145,6 +146,12 @@ class Node:
     def served(self) -> None:
         """Tell the supervisor that this process was of use to somebody: whatever it dies of, it is not its start."""
         sd_notify(f"X_PLUGML_SERVED=1\nMAINPID={os.getpid()}")
+
+    def signalled(self, number: int) -> None:
+        """Told to end: at once, but for the first SIGTERM, which a node may answer by ending in its own time."""
+        on_term, self.on_term = self.on_term, lambda: False
+        if number != signal.SIGTERM or not on_term():
+            self.stop(0, f"got {signal.Signals(number).name}")
 
     def stop(self, exit_code: int, text: str) -> None:
         """End this process in order; the first reason counts."""
@@ -234,7 +241,7 @@ def run_node(
         loop.set_exception_handler(node.crash)
         try:
             sd_notify(f"STATUS=starting\nMAINPID={os.getpid()}\nX_PLUGML_NODE={name}")
-            on_signals(loop, lambda number: node.stop(0, f"got {signal.Signals(number).name}"))
+            on_signals(loop, node.signalled)
             machine = make_machine(node)
             gc.collect()
             gc.freeze()  # what lives from the start is never garbage: full collections skip it

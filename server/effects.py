@@ -53,6 +53,10 @@ class AskSeat(NamedTuple):
     reason: str
 
 
+class Retiring(NamedTuple):
+    """An event: this process was told to end, and may hand over what it holds before it does."""
+
+
 class Turn(NamedTuple):
     """Perform what was given so far, let others have their turn, then feed this back: what is committed is applied on."""
 

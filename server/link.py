@@ -15,6 +15,7 @@ from ..core.lead import Lead
 from ..core.limits import Limits
 from ..wire import messages as m
 
+_RETIRE = ("retire", 0)
 _REFUSED = {"end": "job_end_refused", "seat": "seat_refused", "save": "checkpoint_refused"}
 
 
@@ -47,9 +48,10 @@ class MasterLink:
         self._limits = limits
         self._connected = False
         self._registered = False
+        self.retired = False  # the masters have stored that this process is about to end, and that no range is its own
         self._due_us = 0  # of the next Register or Beat
         self._asked: dict[int, tuple[int, int]] = {}  # job -> (token, when): questions that were not answered yet
-        self._questions: dict[Any, Question] = {}  # ("end", job), ("save", job) or ("seat", job, range, verb, node): in order of asking
+        self._questions: dict[Any, Question] = {}  # ("end", job), ("save", job), ("seat", job, range, verb, node), _RETIRE: in order of asking
         self._request = 0
 
     # -- what the node has to say
@@ -91,6 +93,12 @@ class MasterLink:
         self._questions.pop(key, None)
         asked = self._ask(key, lambda request: m.SaveEnd(request, job, number, clock, place, problem), now_us)
         return self._request, asked
+
+    def retire(self, now_us: int) -> list[Any]:
+        """Tell that this process is about to end, until the master says that no range is its own any more."""
+        self.retired = False
+        self._questions.pop(_RETIRE, None)
+        return self._ask(_RETIRE, m.Retire, now_us)
 
     def seat_settled(self, job: int, number: int, epoch: int) -> None:
         """The range has come to this epoch: what was asked in an earlier one is settled."""
@@ -143,10 +151,13 @@ class MasterLink:
             return []
         return [*self._again(now_us), *self._knock(now_us, counters)]
 
-    def on_done(self, done: m.Done) -> list[Any]:
+    def on_done(self, done: m.Done, now_us: int) -> list[Any]:
         for key, asked in list(self._questions.items()):
-            if asked.message.request == done.request:
+            if asked.message.request == done.request and key == _RETIRE and done.code:
+                asked.due_us = now_us + self._limits.resend_us  # some are, as yet
+            elif asked.message.request == done.request:
                 del self._questions[key]
+                self.retired |= key == _RETIRE
                 if done.code:
                     fields = {"job": asked.message.job, "code": done.code, "text": done.text}
                     return [Log(_REFUSED[key[0]], fields)]

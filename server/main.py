@@ -14,14 +14,16 @@ import numpy as np
 from ..core.limits import Limits
 from ..runtime.keys import NO_TCP, Trust
 from ..runtime.log import LogFile
-from ..runtime.node import Node, node_name, run_node
+from ..runtime.node import Node, node_name, run_node, tell
 from . import savedisk
-from .effects import Turn, Warm, WarmUp
+from .effects import Retiring, Turn, Warm, WarmUp
 from .link import Identity
 from .node import ServerMachine
 
 PROC = Path("/proc")
 CGROUP = Path("/sys/fs/cgroup")
+ALONE_S = 3.0  # one that was told to end and holds nothing waits so long for a master's word that nobody relies on it
+RETIRE_S = 30.0  # a server that was told to end waits so long for others
 
 
 def run_server(
@@ -43,9 +45,26 @@ def run_server(
         node.performers[WarmUp] = lambda effect: warm_up(node)
         savedisk.attach(node)
         identity = Identity(node.name, socket.gethostname(), node.network.endpoint, os.getpid(), f"numpy {np.__version__}", masters)
-        return ServerMachine(identity, limits, node.is_lent, free_bytes)
+        machine = ServerMachine(identity, limits, node.is_lent, free_bytes)
+        node.on_term = lambda: retire(node, machine)
+        return machine
 
     return run_node(make, node_name(id_), endpoint, limits=limits, log=log, ready_on="registered", trust=trust)
+
+
+def retire(node: Node, machine: ServerMachine) -> bool:
+    """Told to end: first others are to have what only this process holds."""
+    node.loop.call_later(RETIRE_S, node.stop, 0, f"told to end, and others could not take over what it holds within {RETIRE_S:.0f} s")
+
+    def alone() -> None:
+        if not machine.copies():
+            node.stop(0, "told to end; it holds nothing, and no master has answered")
+
+    node.loop.call_later(ALONE_S, alone)
+    node.feed("", Retiring())
+    if machine.copies():
+        tell(f"{node.name} ends as soon as others have what it holds, at the latest in {RETIRE_S:.0f} s; a second SIGTERM, or Ctrl-C, ends it at once")
+    return True
 
 
 def warm_up(node: Node) -> None:

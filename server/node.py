@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import Any
 from zlib import crc32
 
-from ..core.effects import Connect, Disconnect, Log
+from ..core.effects import Connect, Disconnect, Log, Stop
 from ..core.errors import PeerError
 from ..core.jobmap import RUNNING, JobMap
 from ..core.limits import Limits
 from ..wire import messages as m
-from .effects import Turn, Warm
+from .effects import Retiring, Turn, Warm
 from .hosted import Hosted
 from .link import Identity, MasterLink
 from .memory import Array, Memory, never_lent
@@ -34,6 +34,7 @@ class ServerMachine(SaveTraffic):
     ) -> None:
         super().__init__(identity.node, MasterLink(identity, limits), limits, Memory(is_lent))
         self._room = room
+        self._retiring = False  # this process ends as soon as others have what it holds
         self._linked: dict[str, str] = {}  # other servers that our copies and clocks speak to, with their endpoints
         self._handlers: dict[type[Any], Callable[[str, Any], None]] = {
             **dict.fromkeys((m.Push, m.Pull, m.PullAt, m.Scan, m.Init, m.LastAsk), self._on_range),
@@ -43,6 +44,7 @@ class ServerMachine(SaveTraffic):
             **self._save_handlers(),
             m.Close: self._on_close, m.Roster: self._on_roster, m.MapTold: self._on_map, m.Registered: self._on_registered,
             m.BeatAck: self._on_beat_ack, m.Done: self._on_done, m.NotLeader: self._on_not_leader, Turn: self._on_turn, Warm: self._on_warm,
+            Retiring: self._on_retiring,
         }  # fmt: skip
 
     # -- surface of a machine
@@ -55,7 +57,8 @@ class ServerMachine(SaveTraffic):
                 self._later.append((sender, message))
         else:
             self._do(sender, message)
-        return self._finish()
+        effects = self._finish()
+        return [*effects, *self._retire()] if self._retiring else effects
 
     def _begin(self, now_us: int) -> None:
         self._memory.begin_event()
@@ -200,7 +203,25 @@ class ServerMachine(SaveTraffic):
 
     def _on_registered(self, sender: str, told: m.Registered) -> None:
         self._effects += self.link.on_registered(sender, told, self._now_us)
+        if self._retiring:
+            self._effects += self.link.retire(self._now_us)  # a master that did not know us knows nothing of that either
         self._check_maps()
+
+    def _on_retiring(self, sender: str, event: Retiring) -> None:
+        self._retiring = True
+        self._effects.append(Log("retiring", {"copies": self.copies()}))
+        self._effects += self.link.retire(self._now_us)
+
+    def _retire(self) -> list[Any]:
+        """Nobody relies on what is here any more: then this process has done its work."""
+        if self.copies() or not self.link.retired:
+            return []
+        self._retiring = False
+        return [Stop(0, "told to end, and others have what it held")]
+
+    def copies(self) -> int:
+        """How many copies of ranges lie here."""
+        return sum(len(hosted.replicas) for hosted in self.jobs.values())
 
     def _on_beat_ack(self, sender: str, ack: m.BeatAck) -> None:
         self._effects += self.link.on_beat_ack(sender, ack, self._now_us)
@@ -217,7 +238,7 @@ class ServerMachine(SaveTraffic):
 
     def _on_done(self, sender: str, done: m.Done) -> None:
         self._emit(self.checkpoints.on_done(self.jobs, done, self._now_us))
-        self._effects += self.link.on_done(done)
+        self._effects += self.link.on_done(done, self._now_us)
 
     def _counters(self) -> dict[str, int]:
         copies = [replica for hosted in self.jobs.values() for replica in hosted.replicas.values()]

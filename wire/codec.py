@@ -164,6 +164,7 @@ SHAPES: tuple[Shape, ...] = (
     _shape(55, m.SeatAsk),
     _shape(56, m.NotLeader),
     _shape(57, m.SaveEnd, a="number", b="clock"),
+    _shape(58, m.Retire),
 )
 _BY_CLASS = {shape.cls: shape for shape in SHAPES}
 _BY_TYPE = {shape.number: shape for shape in SHAPES}

@@ -127,6 +127,12 @@ class SeatAsk(NamedTuple):
     reason: str
 
 
+class Retire(NamedTuple):
+    """A server is about to end: others are to have what it holds.  Answered by Done: AGAIN while it is the only one to hold some."""
+
+    request: int
+
+
 class SaveEnd(NamedTuple):
     """From the keeper of a job's clock: checkpoint `number` of `clock` is whole in `place`; or why it came to nothing.
 
@@ -149,7 +155,7 @@ class NotLeader(NamedTuple):
 
 
 class Done(NamedTuple):
-    """Answer to JobEnd, NodeExit, SeatAsk and SaveEnd; code 0 = carried out.  To a NodeExit `text` says what follows for ranges, "" = nothing."""
+    """Answer to JobEnd, NodeExit, SeatAsk, SaveEnd and Retire; code 0 = carried out.  To a NodeExit `text` says what follows for ranges, "" = nothing."""
 
     request: int
     code: int

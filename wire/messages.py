@@ -56,6 +56,7 @@ from .control import NodeExit as NodeExit
 from .control import NotLeader as NotLeader
 from .control import Register as Register
 from .control import Registered as Registered
+from .control import Retire as Retire
 from .control import SaveEnd as SaveEnd
 from .control import SeatAsk as SeatAsk
 from .copies import CopyAsk as CopyAsk
@@ -299,7 +300,7 @@ Message = Union[
     Push, PushAck, Partial, LastAsk, LastTold, Init, InitAck, Pull, PullAt, Scan, Scanned, Values, Nack, Refuse, Join, Tick, Leave,
     StandingAsk, Standing, StopAsk, NextAsk, NextTold, Twins, ClaimAsk, ClaimTold, InitDone, Close, CloseAck, Roster, RosterAck, Register, Registered, Beat, BeatAck, JobAsk, JobTold,
     AttachAsk, AttachTold, MapAsk, MapTold, JobEnd, NodeExit, Done, Admin, AdminTold, SeatAsk, NotLeader,
-    Replicate, Held, Sync, CopyAsk, CopyTold, SaveAsk, WriteAsk, Wrote, SaveEnd,
+    Replicate, Held, Sync, CopyAsk, CopyTold, SaveAsk, WriteAsk, Wrote, SaveEnd, Retire,
 ]  # fmt: skip
 
 #: What a range's log holds: whatever changes its numbers, its streams or, in the clock's range, its clock.

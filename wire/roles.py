@@ -27,7 +27,7 @@ CALLERS: dict[str, frozenset[str]] = {
 _BY_ROLE: dict[str, tuple[type[Message], ...]] = {
     MASTER: (m.Registered, m.BeatAck, m.JobTold, m.AttachTold, m.MapTold, m.NotLeader, m.Done, m.AdminTold),
     SERVER: (
-        m.Register, m.Beat, m.MapAsk, m.JobEnd, m.SeatAsk, m.SaveEnd,
+        m.Register, m.Beat, m.MapAsk, m.JobEnd, m.SeatAsk, m.SaveEnd, m.Retire,
         m.PushAck, m.Partial, m.LastTold, m.InitAck, m.Values, m.Scanned, m.Nack, m.Refuse,
         m.Standing, m.NextTold, m.Twins, m.ClaimTold, m.Close, m.CloseAck, m.Roster, m.RosterAck,
         m.Replicate, m.Held, m.Sync, m.CopyAsk, m.CopyTold, m.WriteAsk, m.Wrote,

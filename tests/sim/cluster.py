@@ -214,7 +214,10 @@ class Cluster:
         return self._connections
 
     def _died(self, process: Process) -> None:
-        if process.stopped is not None:
+        if process.stopped is not None and process.name in self.storm.retiring and not process.stopped.exit_code:
+            self.world.reached("a server that was told to end has handed over what it held")
+            self.truth.ends(process.name)
+        elif process.stopped is not None:
             raise Violation(f"{process.name} stopped by itself: {process.stopped}")
         for host, agent in zip(self.hosts, self.agents):
             if agent is process:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plugml.master import decisions, seats, words
+from plugml.master import decisions, orders, seats, words
 from plugml.master.catalog import Seat
 from plugml.master.leadership import Leadership
 from plugml.master.ledger import Ledger
@@ -60,6 +60,8 @@ MUTANTS_OF_COPIES: tuple[Mutant, ...] = (
     Mutant("master: blame at once", Membership, "silent", rule.blame_at_once, ruled(server_crash_us=300_000, supervised=False)),
     Mutant("master: wait for nobody", words, "waits_for", rule.wait_for_nobody, copied(copies=1, servers=2, pause_us=300_000, long_pause=True, lonely=True, clocks=60)),
     Mutant("master: set all aside", decisions, "held_alone", rule.set_all_aside, copied(copies=1, servers=2, pause_us=300_000, long_pause=True, lonely=True, clocks=60)),
+    Mutant("server: end at once when told to", ServerMachine, "_retire", rule.end_at_once, copied(copies=1, servers=3, retire_us=300_000)),
+    Mutant("master: who ends holds nothing", orders, "retire", rule.nothing_is_held, copied(copies=1, servers=4, retire_us=60_000, net_straggle=0.5, net_straggle_us=(50_000, 600_000))),
     Mutant("master: blame after sleep", Membership, "forgive", rule.blame_after_sleep, copied(copies=1, servers=1, master_pause_us=500_000, clocks=60)),
     Mutant("master: keep the dead", decisions, "without", rule.keep_the_dead, dying()),
     Mutant("master: promote the learner", decisions, "without", rule.promote_the_learner, dying(careful=False)),

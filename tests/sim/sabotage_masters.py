@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from plugml.core.effects import Send, Stop
 from plugml.master.catalog import Seat
 from plugml.master.effects import CONFLICT, OK, UNKNOWN, StoreDone
 from plugml.master.leadership import Leadership, Phase, unpack
 from plugml.master.ledger import Ledger
 from plugml.master.membership import Membership
+from plugml.server.node import ServerMachine
 
 Original = Callable[..., Any]
 
@@ -36,6 +38,27 @@ def wait_for_nobody(original: Original) -> Original:
 def set_all_aside(original: Original) -> Original:
     """A silent server leaves all ranges, also those that nobody else has."""
     return lambda job, name, is_heard: []
+
+
+def end_at_once(original: Original) -> Original:
+    """A server that is told to end does so, whatever it holds."""
+
+    def retire(self: ServerMachine) -> Any:
+        self.link.retired = True
+        return [Stop(0, "")]
+
+    return retire
+
+
+def nothing_is_held(original: Original) -> Original:
+    """Who is about to end is told that no range is its own."""
+
+    def retire(*asked: Any) -> Any:
+        outcome = original(*asked)
+        told = [send._replace(message=send.message._replace(code=0)) if type(send) is Send else send for send in outcome.effects]
+        return outcome._replace(effects=tuple(told))
+
+    return retire
 
 
 def claim_the_same_term(original: Original) -> Original:

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from plugml.master.catalog import is_drained
+from plugml.server.effects import Retiring
+
 from .process import Process
 from .supervisor import Order, Watched
 from .weather import GENS_WORN
@@ -27,6 +30,7 @@ class Storm:
         self.plan = cluster.plan
         self.blows = True
         self.server_died = False
+        self.retiring: dict[str, None] = {}  # processes that were told to end when they may
         self._harmed: dict[str, int] = {}  # server id -> until when nobody relies on it
 
     def begin(self) -> None:
@@ -45,6 +49,7 @@ class Storm:
         self.every(plan.server_crash_us, self._crash_server)
         self.every(plan.suspicion_us, self._suspect)
         self.every(plan.order_us, self._order)
+        self.every(plan.retire_us, self._retire)
         if plan.server_crash_at_us:
             self.world.after(plan.server_crash_at_us, self._crash_server)
 
@@ -104,6 +109,17 @@ class Storm:
             self.server_died = True
             self.world.fault("server crash", server.name)
             server.crash()
+
+    def _retire(self) -> None:
+        """SIGTERM: a server is to end when others have what it holds, of whom there are some."""
+        server = self._one_of(self.cluster.servers)
+        state = self.cluster.truth.state
+        drained = state.drained if state is not None else ()
+        others = [other for other in self.cluster.servers if other is not server and other.alive and not is_drained(other.name, drained)]
+        if server.alive and others and server.name not in self.retiring:
+            self.world.fault("retire", server.name)
+            self.retiring[server.name] = None
+            server.feed("", Retiring())
 
     def _suspect(self) -> None:
         """A server is said to have ended, and goes on; whoever watches over it ends it a while later."""

@@ -10,11 +10,11 @@ from typing import Any
 from plugml.core.effects import Log
 from plugml.core.jobmap import LOST
 from plugml.master import catalog, leadership
-from plugml.master.catalog import Job, Seat, State, node_id
+from plugml.master.catalog import Job, Seat, State, is_drained
 from plugml.master.effects import LEADER_KEY, STATE_KEY
 from plugml.master.membership import RETURN_FACTOR
 from plugml.master.seats import DROP, held_alone
-from plugml.wire.messages import Beat, Register, SeatAsk
+from plugml.wire.messages import Beat, Register, Retire, SeatAsk
 
 from .machines import reign_of
 from .process import Process
@@ -32,7 +32,7 @@ class Truth:
         self._dead_us = dead_us
         self._writers: dict[str, dict[int, str]] = {LEADER_KEY: {}, STATE_KEY: {}}  # who has written under which term
         self._buried: dict[str, None] = {}  # nodes that a master declared dead, and might
-        self._offline: dict[str, None] = {}  # nodes that a master waited for
+        self._offline: dict[str, None] = {}  # nodes that a master waited for, or that are about to end
         self._term = 0  # highest in which anybody has decided
         self._reigns: dict[str, tuple[Any, int]] = {}  # by master: what decides there, and since when
         self._heard: dict[tuple[str, str], int] = {}  # (master, node): when a beat of it last came there
@@ -106,6 +106,7 @@ class Truth:
         if len(seat.replicas) > max(copies, len(before.replicas)):
             raise Violation(f"{what}: {len(seat.replicas)} copies where {copies} are wanted: {seat.replicas}")
         excused = [name for name in before.replicas if name not in names or name in dropped or name in self._offline]
+        excused += [before.learner] * (before.learner in self._offline)  # it may have come and gone in one change
         left = [name for name in before.replicas if name not in seat.replicas and name not in excused]
         if left and len(seat.replicas) < min(copies, len(before.replicas)) - len(excused):
             raise Violation(f"{what}: {left} leave, and only {seat.replicas} are there ({copies} copies are wanted)")
@@ -120,6 +121,8 @@ class Truth:
 
     def arrives(self, process: Process, sender: str, message: Any) -> None:
         """A beat has come to a master's door, whether or not it looks."""
+        if type(message) is Retire:
+            self._offline[sender] = None
         if type(message) in (Beat, Register):
             self._heard[process.node_id, sender] = self.world.now_us
 
@@ -140,6 +143,13 @@ class Truth:
         if term < self._term:
             raise Violation(f"{process.name} decides in term {term}, while {self._term} is led")
         self._term = term
+
+    def ends(self, name: str) -> None:
+        """This server ends in order: nobody may rely on it any more."""
+        for job in self.state.jobs.values() if self.state is not None else ():
+            held = [number for number, seat in job.seats.items() if name in seat.names()] if job.running else []
+            if held:
+                raise Violation(f"{name} ends in order, and holds ranges {held} of job {job.number}")
 
     def logged(self, process: Process, log: Log) -> None:
         """A node is declared dead, or given up for now: there must be a reason."""
@@ -196,5 +206,5 @@ class Truth:
         wanted = min(job.spec.copies, servers)
         return [
             f"range {at}: {seat}" for at, seat in job.seats.items()
-            if seat.learner or len(seat.replicas) < wanted or (any(node_id(name) in drained for name in seat.replicas) and servers >= job.spec.copies)
+            if seat.learner or len(seat.replicas) < wanted or (any(is_drained(name, drained) for name in seat.replicas) and servers >= job.spec.copies)
         ]  # fmt: skip

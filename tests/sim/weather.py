@@ -65,6 +65,7 @@ class Plan:
     supervised: bool = False  # somebody tells the master of dead processes
     long_pause: bool = False  # a server may be silent for so long that it counts as dead
     long_cut: bool = False  # the same of a way between two
+    retire_us: int = 0  # a server is told to end, in order
     lonely: bool = False  # also the last copy of something is silent for so long
     whole: bool = False  # the job ends only when every range has all its copies again
     # -- programs
@@ -145,7 +146,9 @@ def draw_plan(world: World) -> Plan:
     if world.happens(0.06):
         _doom(world, plan)
     _draw_saves(world, plan)
-    plan.lonely = random.Random(f"silence {world.seed}").random() < 0.3
+    apart = random.Random(f"silence {world.seed}")
+    plan.lonely = apart.random() < 0.3
+    plan.retire_us = apart.randint(500_000, 3_000_000) if apart.random() < 0.3 else 0
     return plan
 
 

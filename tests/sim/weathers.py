@@ -19,7 +19,7 @@ def calm(world: World, plan: Plan) -> None:
     network.drop = network.double = network.corrupt = network.straggle = network.replay = 0.0
     plan.agent_crash_us = plan.master_crash_us = plan.program_kill_us = plan.launcher_kill_us = 0
     plan.pause_us = plan.cut_us = plan.slow_us = plan.server_crash_at_us = plan.stop_at_us = plan.host_loss_us = 0
-    plan.server_crash_us = plan.suspicion_us = plan.order_us = plan.master_pause_us = plan.store_cut_us = plan.late_servers = 0
+    plan.server_crash_us = plan.suspicion_us = plan.order_us = plan.retire_us = plan.master_pause_us = plan.store_cut_us = plan.late_servers = 0
     plan.timeouts = plan.unwaited = plan.gone = plan.rejoins = plan.server_effect_crash = 0.0
     plan.long_pause = plan.long_cut = plan.lonely = plan.whole = False
     plan.effect_crash = plan.linger = plan.store_unknown = plan.mischief = plan.stale_bells = plan.param_full = 0.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from typing import Any
 
@@ -51,6 +52,29 @@ def test_a_server_is_emptied_ended_and_filled_again_under_a_running_job(place: P
     place.run("scale")
     wait_for(lambda: min(counts(place, "s1")[: 1 if copies == 1 else 2]) > 0, "s1 has its share")
     await_clock(process, root, 0, clock_of(root, 0) + 3)
+    process.send(signal.SIGINT)
+    process.ended(130)
+    result = place.result("count")
+    clocks = [worker["clocks"] for worker in result["workers"]]
+    assert [worker["pushes"] for worker in result["workers"]] == clocks
+    assert [worker["last_error"] for worker in result["workers"]] == ["", ""]
+    assert sums(place) == counted([result["closed"]] * 2 if consistency == "bsp" else clocks, BIG)
+
+
+@pytest.mark.parametrize(("consistency", "copies"), [("bsp", 1), ("asp", 2)])
+def test_a_server_hands_over_what_it_holds_before_sigterm_ends_it(place: Place, consistency: str, copies: int) -> None:  # noqa: F811
+    words = ["--servers", "3", "--copies", str(copies), "--consistency", consistency, "--name", "count", "--table", f"w={BIG}:i64,optimizer=add"]
+    process = place.start("run", "-n", "2", *words, "--", *commands(place, 1_000_000, 0, ["c"])[0])
+    await_channel(process, place.root, "count.1.1")
+    root = root_of(place)
+    for id_ in ("s0", "s1"):  # one of them keeps the clock, perhaps
+        await_clock(process, root, 0, clock_of(root, 0) + 3)
+        assert sum(counts(place, id_)) > 0
+        os.kill(node_pid(process, id_), signal.SIGTERM)
+        wait_for(lambda id_=id_: f"server {id_} is back" in process.stderr, f"{id_} is back")
+        await_clock(process, root, 0, clock_of(root, 0) + 3)
+    status = json.loads(place.run("status", "--json").stdout)
+    assert status["drained"] == [] and [node["why"] for node in status["nodes"] if node["state"] == "dead"] == ["exit code 0"] * 2
     process.send(signal.SIGINT)
     process.ended(130)
     result = place.result("count")

@@ -159,6 +159,64 @@ def test_a_master_that_has_just_started_names_no_learner_where_a_server_may_stil
     assert all(len(seat.replicas) == 2 for seat in seats(world).values())
 
 
+# -- a server is about to end
+
+
+def test_a_server_that_is_to_end_leaves_what_others_have_at_once(world: MasterWorld) -> None:
+    world.beats_for(LIMITS.beat_us, *S[:3], A0)
+    assert any(S[0] in seat.replicas for seat in seats(world).values())
+    world.feed(S[0], m.Retire(7))
+    assert world.one(S[0], m.Done) == m.Done(7, Code.OK, "")
+    assert S[0] not in world.state.jobs[1].endpoints and S[0] in world.state.drained
+    world.feed(S[0], m.Retire(8))
+    assert world.one(S[0], m.Done) == m.Done(8, Code.OK, "")
+    world.feed("x.1", m.NodeExit(1, S[0], 0))
+    assert world.state.drained == ()
+    again = "s0.0000000a"
+    world.register(again)
+    world.job(A0, spec("next", copies=3))
+    assert again in world.state.jobs[2].endpoints, "its successor takes part"
+
+
+def test_what_nobody_else_has_is_copied_before_a_server_may_end() -> None:
+    world = MasterWorld()
+    for name in (*S[:2], A0):
+        world.register(name)
+    world.job(A0, spec(copies=1))
+    held = [number for number, seat in seats(world).items() if seat.replicas == (S[0],)]
+    world.feed(S[0], m.Retire(1))
+    told = world.one(S[0], m.Done)
+    assert told.code == Code.AGAIN and told.text == f"{len(held)} ranges left"
+    assert {seat.replicas for number, seat in seats(world).items() if number in held} == {(S[0],)}
+    for request in range(2, 2 + LIMITS.ranges):
+        world.beats_for(LIMITS.beat_us, *S[:2], A0)
+        for number, seat in seats(world).items():
+            if seat.learner:
+                world.feed(seat.replicas[0], m.SeatAsk(1_000 * request + number, 1, number, seat.epoch, "add", seat.learner, ""))
+        world.take(S[0], m.Done)
+        world.feed(S[0], m.Retire(request))
+        told = world.take(S[0], m.Done)[-1]
+        if told.code == Code.OK:
+            break
+    assert told.code == Code.OK and all(seat.replicas == (S[1],) for seat in seats(world).values())
+
+
+def test_who_is_not_registered_is_not_told_that_it_may_end(world: MasterWorld) -> None:
+    world.feed("s7.00000007", m.Retire(1))
+    assert world.take("s7.00000007", m.Done) == []
+
+
+def test_a_job_that_is_stored_together_with_a_drain_knows_of_it(world: MasterWorld) -> None:
+    world.hold = True
+    world.beats_for(LIMITS.beat_us, *S[:3], A0)
+    world.feed("c1.1", m.Admin(1, "drain", {"server": "s0"}))
+    world.feed(S[1], m.Retire(2))
+    world.ask_job(A0, spec("next", copies=1))
+    world.hold = False
+    world.release()
+    assert world.state.jobs[2].servers() == [S[2]]
+
+
 # -- blame
 
 

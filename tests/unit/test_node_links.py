@@ -9,6 +9,7 @@ import pytest
 
 from plugml.agent import link as agent_link
 from plugml.core.effects import Connect, Send
+from plugml.core.errors import Code
 from plugml.core.limits import Limits
 from plugml.server import link as server_link
 from plugml.wire import messages as m
@@ -131,7 +132,7 @@ def test_an_answered_question_is_not_asked_the_next_leader(node: Node) -> None:
     asked = [send.message for send in node.ask(100) if isinstance(send, Send)]
     if isinstance(node, Server):
         for message in asked[:2]:
-            assert node.link.on_done(m.Done(message.request, 0, "")) == []
+            assert node.link.on_done(m.Done(message.request, 0, ""), 110) == []
         node.link.map_came(2)
     else:
         assert node.link.answered(m.Done(asked[0].request, 0, ""))
@@ -167,6 +168,17 @@ def test_a_seat_is_asked_for_once_and_again_in_a_new_epoch() -> None:
 def test_a_refused_request_is_told_once() -> None:
     link = Server().link
     (ask,) = link.ask_seat(1, 2, 3, "add", "s1.1", "", 0)
-    (log,) = link.on_done(m.Done(ask.message.request, 3, "no such range"))
+    (log,) = link.on_done(m.Done(ask.message.request, 3, "no such range"), 10)
     assert log.event == "seat_refused" and log.fields["text"] == "no such range"
-    assert link.on_done(m.Done(ask.message.request, 3, "no such range")) == []
+    assert link.on_done(m.Done(ask.message.request, 3, "no such range"), 10) == []
+
+
+def test_a_retiring_server_asks_again_until_nothing_is_its_own() -> None:
+    link = Server().link
+    (ask,) = link.retire(0)
+    assert ask.message == m.Retire(1) and link.on_done(m.Done(1, Code.AGAIN, "2 ranges left"), 100) == [] and not link.retired
+    again = [send.message for send in link.on_time(100 + LIMITS.resend_us, {}) if isinstance(send, Send)]
+    assert m.Retire(1) in again
+    assert link.on_done(m.Done(1, 0, ""), 200) == [] and link.retired
+    assert m.Retire(1) not in [send.message for send in link.on_time(9_000_000, {}) if isinstance(send, Send)]
+    assert len(link.retire(300)) == 1 and not link.retired, "another master has to be asked anew"
