@@ -29,7 +29,7 @@ class Asker:
     def __init__(self, cluster: ClusterFile) -> None:
         self.cluster = cluster
         trust, name = admin_trust(cluster, os.environ), node_name("c0")
-        self._keys = f", or it does not let in the admin's key in {trust.keys.directory}" if trust.keys is not None else ""
+        self._keys = f", or it does not let in the admin's key in {trust.keys.directory}" if trust.keys is not None else ", or it wants keys" if trust.insecure else ""
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.set(zmq.IDENTITY, name.encode())

@@ -214,7 +214,8 @@ def _invitation(file: ClusterFile, servers: int) -> list[str]:
         lines += [f"  scp -p {file.keys}/{{roster.json,s{servers}.key,a1.key,admin.key}} HOST:plugml-keys/      # a directory of mode 0700"]
         words = "--keys plugml-keys"
     lines += [f"  plugml server {node} {words} --id s{servers}", f"  plugml agent  {node} {words} --id a1"]
-    return [*lines, f"  {'PLUGML_KEYS=plugml-keys ' * (file.security != 'insecure')}plugml run {node} -n 4 -- ./trainer"]
+    keys = "none" if file.security == "insecure" else "plugml-keys"
+    return [*lines, f"  PLUGML_KEYS={keys} plugml run {node} -n 4 -- ./trainer     # plugml status alike"]
 
 
 def _in_background(file: ClusterFile, servers: int, copies: int, more: list[str], as_json: bool) -> int:

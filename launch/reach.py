@@ -17,8 +17,9 @@ from ..core.errors import KeysError, UsageError
 from ..runtime.hosts import free_endpoint, listening
 from ..runtime.keys import NO_TCP, ROSTER, Keys, Trust, make_keys, read_pair, read_roster
 from ..wire.roles import ADMIN
-from .clusterfile import ClusterFile
+from .clusterfile import ELSEWHERE, ClusterFile
 
+NO_KEYS = "none"  # PLUGML_KEYS of a command that is to speak without any
 KEYS = "keys"  # directory in the cluster's state where `up` and `run` keep those that they make
 
 
@@ -109,10 +110,18 @@ def trust_of(cluster: ClusterFile, id_: str, endpoint: str = "") -> Trust:
 
 
 def admin_trust(cluster: ClusterFile, environ: Mapping[str, str]) -> Trust:
-    """The same for a command, which has an admin's key."""
+    """The same for a command, which has an admin's key.  One that has only an address is told by PLUGML_KEYS=none that there are no keys."""
     if cluster.is_spread and cluster.security != "insecure":
-        cluster = cluster._replace(keys=environ.get("PLUGML_KEYS", "") or cluster.keys or str(cluster.state / KEYS))
-        return trust_of(cluster, _admin_in(Path(cluster.keys)))
+        given = environ.get("PLUGML_KEYS", "")
+        if given == NO_KEYS and not cluster.public:
+            return Trust(insecure=True)
+        cluster = cluster._replace(keys=given or cluster.keys or str(cluster.state / KEYS))
+        try:
+            return trust_of(cluster, _admin_in(Path(cluster.keys)))
+        except KeysError as error:
+            if given or cluster.keeper != ELSEWHERE or Path(cluster.keys).is_dir():
+                raise
+            raise KeysError(f"{error}; or say PLUGML_KEYS={NO_KEYS} if that cluster has none") from error
     return trust_of(cluster, ADMIN)
 
 

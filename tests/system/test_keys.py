@@ -286,6 +286,12 @@ def test_without_keys_nothing_is_on_tcp_unless_it_is_said_and_then_it_says_so_it
     assert "between hosts: TCP WITHOUT KEYS" in lab.ok("status", "--cluster", lab.name("lab"))
     assert lab.file()["security"] == "insecure" and lab.train().count("first 20.0") == 2
 
+    address = lab.file()["masters"]["m0"].removeprefix("tcp://")  # from another host there is only that to know it by
+    code, _, err = lab.run("status", "--cluster", address)
+    assert code == 77 and "or say PLUGML_KEYS=none if that cluster has none" in err
+    lab.environ["PLUGML_KEYS"] = "none"
+    assert "alive" in lab.ok("status", "--cluster", address)
+
 
 def test_keys_that_are_not_in_order_end_a_node_at_once_with_77(lab: Lab) -> None:
     lab.keygen()
