@@ -3,7 +3,7 @@
     CopyAsk(0) -> CopyTold: a copy made at some log position -> the rest of its parts -> load -> Held(position)
     Held is said again until the primary sends what comes after; from there on it is a backup that nobody waits for yet
 
-A copy belongs to one epoch: in the next one the node forgets all of it and begins anew, unless it is in sync by then.
+A copy belongs to one epoch, in which its primary makes one: in the next one the node forgets all of it and begins anew, unless it is in sync by then.
 """
 
 from __future__ import annotations
@@ -42,12 +42,11 @@ class Learn(Follow):
         if told.born != self._born or self.whole:
             return []
         try:
-            if self._filling is None or told.version != self._version:
-                if told.version < self._version:
-                    return []  # of an earlier copy
+            if self._filling is None:
                 self._filling = Filling(told.total, told.head, self._seat.limits.copy_part_bytes, self._range.layout)
                 self._version = told.version
-                self._asked.clear()
+            elif told.version != self._version:
+                raise PeerError(f"it is sent parts of two copies, of positions {self._version} and {told.version}")
             self._asked.pop(told.cursor, None)
             self._filling.put(told.cursor, told.payload[0] if told.payload else b"")
             if self._filling.complete:

@@ -19,8 +19,9 @@ class Mutant(NamedTuple):
     owner: Any
     name: str
     sabotage: Callable[[Callable[..., Any]], Callable[..., Any]]
-    bias: Callable[[World, Plan], None]
+    bias: Callable[[World, Plan], None] = lambda world, plan: None
     cluster: Callable[[World, Plan], Any] = Cluster  # what runs the plan
+    story: Callable[[], None] | None = None  # instead of seeds: what happens message by message; it raises AssertionError
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from plugml.server.replica_learn import Learn
 
 from . import sabotage_copies as act
 from . import sabotage_masters as rule
+from . import stories
 from .mutant import Mutant
 from .weathers_copies import copied, cut, dying, mixed, ruled
 
@@ -77,14 +78,9 @@ MUTANTS_OF_COPIES: tuple[Mutant, ...] = (
     Mutant("master: blame the majority", MasterMachine, "_strand", rule.blame_the_majority, cut(net_double=0.3, net_straggle=0.4, net_straggle_us=(50_000, 900_000))),
     Mutant("master: change seats of any epoch", decisions, "reseated", rule.change_seats_of_any_epoch, mixed(copies=3, servers=4, delay_us=(20, 40_000), server_crash_us=80_000)),
     Mutant("master: add who is not needed", seats, "_added", rule.add_who_is_not_needed, copied(copies=2, servers=4, order_us=50_000, net_double=0.3, net_straggle=0.3)),
-)  # fmt: skip
-
-#: Rules whose sabotage needs rarer weather than these have: no run of some tens has shown them.  Whoever finds a weather moves
-#: the mutant up; each rule has its unit tests meanwhile.
-OPEN_OF_COPIES: tuple[Mutant, ...] = (
-    Mutant("primary: serve before all is committed", Replica, "_lead", act.serve_at_once, mixed(copies=3, servers=4, delay_us=(20, 20_000))),
-    Mutant("server: answer whoever has seen a newer map", ServerMachine, "_on_range", act.ignore_tokens, cut()),
-    Mutant("learner: put two copies together", Learn, "on_copy_told", act.take_parts_of_any_copy, dying("bsp", net_straggle=0.2)),
+    # -- that chance shows too rarely
+    Mutant("primary: serve before all is committed", Replica, "_lead", act.serve_at_once, story=stories.a_new_primary_is_asked_before_all_is_committed),
+    Mutant("server: answer whoever has seen a newer map", ServerMachine, "_on_range", act.ignore_tokens, story=stories.a_deposed_primary_is_asked),
 )  # fmt: skip
 
 #: Rules of copies that no run can break today, and why.

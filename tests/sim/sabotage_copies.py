@@ -324,17 +324,6 @@ def keep_an_old_copy(original: Original) -> Original:
     return replica
 
 
-def take_parts_of_any_copy(original: Original) -> Original:
-    """Parts of two copies are put together."""
-
-    def on_copy_told(self: Learn, told: m.CopyTold, now_us: int) -> Any:
-        if self._filling is not None:
-            told = told._replace(version=self._version)
-        return original(self, told, now_us)
-
-    return on_copy_told
-
-
 def begin_further_on(original: Original) -> Original:
     """The log of a filled copy begins where the primary's ends, by the first word that comes."""
 

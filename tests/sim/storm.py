@@ -115,7 +115,10 @@ class Storm:
         server = self._one_of(self.cluster.servers)
         state = self.cluster.truth.state
         drained = state.drained if state is not None else ()
-        others = [other for other in self.cluster.servers if other is not server and other.alive and not is_drained(other.name, drained)]
+        others = [
+            other for other in self.cluster.servers
+            if other is not server and other.alive and other.name not in self.retiring and not is_drained(other.name, drained)
+        ]  # fmt: skip
         if server.alive and others and server.name not in self.retiring:
             self.world.fault("retire", server.name)
             self.retiring[server.name] = None
