@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -102,7 +103,7 @@ class Hosts:
 
     def __exit__(self, *_: object) -> None:
         for process in reversed(self.running.values()):
-            process.terminate()
+            process.send_signal(signal.SIGINT)  # a server that is cut off would wait for others at SIGTERM
             process.wait(HANG_S)
         for name in self.names:
             subprocess.run([self.ip, "netns", "del", name], check=False)

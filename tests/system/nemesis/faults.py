@@ -45,6 +45,12 @@ def _kill(kind: str, ids: tuple[str, ...]) -> Callable[[Lab, random.Random], Fau
     return begin
 
 
+def _retire(lab: Lab, draw: random.Random) -> Fault:
+    victim = draw.choice(SERVERS)
+    lab.retire(victim)
+    return Fault("server told to end", f"SIGTERM to {victim}", 2.0, _nothing)
+
+
 def _stop(kind: str, ids: tuple[str, ...], most_s: float) -> Callable[[Lab, random.Random], Fault]:
     def begin(lab: Lab, draw: random.Random) -> Fault:
         victim, lasts = draw.choice(ids), draw.uniform(0.3, most_s)
@@ -138,6 +144,7 @@ def kinds(disk: Path | None) -> list[Kind]:
     found = [
         Kind("server killed", SERVER, _kill("server killed", SERVERS)),
         Kind("server killed", SERVER, _kill("server killed", SERVERS)),
+        Kind("server told to end", SERVER, _retire),
         Kind("server stopped", SERVER, _stop("server stopped", SERVERS, 6.0)),
         Kind("server cut off", SERVER, _cut_off("server cut off", SERVERS, 6.0)),
         Kind("one way cut", SERVER, _one_way),

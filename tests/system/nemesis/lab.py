@@ -104,6 +104,10 @@ class Lab:
         self._process(id_).kill()
         self.stopped.discard(id_)
 
+    def retire(self, id_: str) -> None:
+        """Tell a server to end when others have what it holds."""
+        self._process(id_).terminate()
+
     def stop(self, id_: str) -> None:
         self._process(id_).send_signal(signal.SIGSTOP)
         self.stopped.add(id_)
