@@ -85,7 +85,7 @@ def scale(servers: str, cluster: str, cancel: bool, no_wait: bool, as_json: bool
 
 
 def _shrink(asker: Asker, count: int, quiet: bool) -> list[str]:
-    """Empty and end those that are too many, the highest numbers; gives their ids."""
+    """Empty and end those that are too many, the highest numbers; gives their ids.  Ended before that, by Ctrl-C or an error, none is."""
     from ..launch import resize
 
     kept = resize.ask(asker.cluster)
@@ -95,11 +95,18 @@ def _shrink(asker: Asker, count: int, quiet: bool) -> list[str]:
     for job in asker.ask("status")["jobs"]:
         if job["state"] == "running" and job["copies"] > count:
             raise WorldError(f"job {job['name']} keeps {job['copies']} copies of each range, which needs {job['copies']} servers: end it first, or leave it as many")
-    orders = {server: asker.ask("drain", server=server, cancel=False) for server in gone}
-    for server, document in orders.items():
-        if _watch(asker, document, quiet, "drain", server=server)["state"] == "in use":
-            raise WorldError(f"the drain of server {server} was cancelled: it goes on")
-    resize.ask(asker.cluster, count)
+    ordered = False
+    try:
+        orders = {server: asker.ask("drain", server=server, cancel=False) for server in gone}
+        for server, document in orders.items():
+            if _watch(asker, document, quiet, "drain", " (Ctrl-C: they stay after all)", server=server)["state"] == "in use":
+                raise WorldError(f"the drain of server {server} was cancelled: it goes on")
+        ordered = True
+        resize.ask(asker.cluster, count)
+    finally:
+        if not ordered:
+            for server in gone:
+                asker.ask("drain", server=server, cancel=True)
     _until(lambda: not alive(asker) & set(gone), f"{', '.join(gone)} did not end")
     for server in gone:  # one of that name that comes later is not meant
         with contextlib.suppress(RequestError):  # asked twice, since the answer was late: then there is no such server any more
@@ -139,10 +146,11 @@ def _asker(cluster: str) -> Asker:
     return Asker(discovery.find(cluster, os.environ))
 
 
-def _watch(asker: Asker, document: dict[str, Any], quiet: bool, verb: str, **arguments: Any) -> dict[str, Any]:
-    """Until nothing is left to move; says now and then how far it is.  Ctrl-C ends the watching only."""
+def _watch(
+    asker: Asker, document: dict[str, Any], quiet: bool, verb: str, hint: str = " (Ctrl-C stops watching, not the order)", **arguments: Any
+) -> dict[str, Any]:
+    """Until nothing is left to move; says now and then how far it is."""
     said, said_s = "", 0.0
-    hint = " (Ctrl-C stops watching, not the order)"
     while document.get("state") == "draining" or document.get("moves"):
         if not quiet and document["text"] != said and time.monotonic() - said_s >= SAY_S:
             click.echo(document["text"] + hint, err=True)

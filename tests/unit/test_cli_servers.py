@@ -196,3 +196,18 @@ def test_each_range_says_where_it_is_and_why(world: World) -> None:
     number = next(number for number, seat in world.state.jobs[1].seats.items() if seat.learner)
     line = rows(job_text(document), "RANGE")[str(number)]
     assert line[1:3] == [str(world.state.jobs[1].seats[number].epoch), world.state.jobs[1].seats[number].replicas[0]]
+
+
+def test_who_gives_up_shrinking_a_cluster_leaves_it_as_it_was(world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C while servers are being emptied: they take part again."""
+
+    def pause(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("plugml.launch.resize.ask", lambda cluster, count=0, taken=(): ["s0", "s1", "s2"])
+    monkeypatch.setattr(world, "fill", lambda: None)
+    monkeypatch.setattr(world, "cluster", None, raising=False)
+    monkeypatch.setattr(servers.time, "sleep", pause)
+    assert main(["scale", "2"]) == 130
+    assert "Ctrl-C: they stay after all" in capsys.readouterr().err
+    assert world.state.drained == () and world.asked.count("drain") == 2
