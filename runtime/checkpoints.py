@@ -76,6 +76,7 @@ def write_manifest(root: Path, number: int, document: Mapping[str, Any], files: 
         if missing:
             raise WorldError(f"{missing[0]} is needed, and checkpoint {kept} does not know it")
         needed.update({name: before.files[name] for name in names})
+        _check_sizes(root, {name: needed[name] for name in names})
     whole = {"format": FORMAT, "number": number, **document, "files": {name: list(item) for name, item in sorted(needed.items())}}
     whole["sum"] = _sum(whole)
     path = root / folder(number) / MANIFEST
@@ -83,7 +84,7 @@ def write_manifest(root: Path, number: int, document: Mapping[str, Any], files: 
     try:
         solid.write(scratch, [memoryview(json.dumps(whole, indent=1).encode())])
         os.rename(scratch, path)
-        solid.sync_directories(path.parent, root)
+        solid.sync_path(path.parent)
     except OSError as error:
         raise WorldError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
@@ -107,10 +108,12 @@ def tidy(root: Path, number: int, keep: int) -> None:
         if known > number or not left:
             continue
         try:
-            needed |= read(root / folder(known)).needs
-            left -= 1
+            found = read(root / folder(known))
+            _check_sizes(root, found.files)
         except WorldError:
             continue  # never whole, or not any more
+        needed |= found.needs
+        left -= 1
     for known in numbers(root):
         if known < number and known not in needed:
             discard(root, known)
@@ -162,15 +165,25 @@ def _manifest(place: Path, document: Any) -> Manifest:
 
 def verify(manifest: Manifest) -> None:
     """Read every file that it needs.  Raises `WorldError` for the first that is not what it was."""
+    root = manifest.place.parent
+    _check_sizes(root, manifest.files)
     for name, wanted in sorted(manifest.files.items()):
-        path = manifest.place.parent / name
         try:
-            if path.stat().st_size != wanted[0]:
-                raise WorldError(f"{path} has {path.stat().st_size} bytes, not {wanted[0]}")
-            if solid.checksum(path) != wanted:
-                raise WorldError(f"{path} is damaged: its checksum differs")
+            if solid.checksum(root / name) != wanted:
+                raise WorldError(f"{root / name} is damaged: its checksum differs")
         except OSError as error:
-            raise WorldError(f"{path} cannot be read: {error.strerror}") from error
+            raise WorldError(f"{root / name} cannot be read: {error.strerror}") from error
+
+
+def _check_sizes(root: Path, files: Mapping[str, tuple[int, int]]) -> None:
+    """Whether files are there and none is shorter or longer than it was."""
+    for name, (nbytes, _crc) in sorted(files.items()):
+        try:
+            found = (root / name).stat().st_size
+        except OSError as error:
+            raise WorldError(f"{root / name} cannot be read: {error.strerror}") from error
+        if found != nbytes:
+            raise WorldError(f"{root / name} has {found} bytes, not {nbytes}")
 
 
 def whole(place: Path) -> Manifest:

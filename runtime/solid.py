@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from zlib import crc32
 
@@ -47,15 +48,29 @@ def sync(fd: int, path: Path) -> None:
 
 def sync_directories(folder: Path, root: Path) -> None:
     """New names last once the directories that have them do, up to the root."""
-    while True:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            sync(fd, folder)
-        finally:
-            os.close(fd)
-        if folder == root or root not in folder.parents:
+    for place in (folder, *folder.parents):
+        _sync_directory(place)
+        if place == root or root not in place.parents:
             return
-        folder = folder.parent
+
+
+def sync_path(folder: Path) -> None:
+    """The same up to where its file system begins: a directory that somebody made on the way, and did not sync, lasts then too."""
+    folder = folder.resolve()
+    device = folder.stat().st_dev
+    for place in (folder, *folder.parents):
+        if place.stat().st_dev != device:
+            return
+        with suppress(PermissionError):  # it may be passed through and not be read: whoever made it was somebody else, long before
+            _sync_directory(place)
+
+
+def _sync_directory(place: Path) -> None:
+    fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sync(fd, place)
+    finally:
+        os.close(fd)
 
 
 def checksum(path: Path) -> tuple[int, int]:

@@ -33,7 +33,7 @@ class Attempt:
         self.primaries = {number: item.primary for number, item in hosted.map.ranges.items()}
         self.written: dict[int, m.Wrote] = {}
         self.cut: set[int] = set()  # ranges that have what belongs to it
-        self.kept = hosted.clock.saves.kept
+        self.base = hosted.clock.saves.base
         self.document = _document(hosted, clock)
         self.request = 0
         self.due_us = due_us
@@ -62,7 +62,7 @@ class Checkpoints:
 
     def _ask(self, hosted: Hosted, attempt: Attempt) -> list[Any]:
         servers = sorted({server for number, server in attempt.primaries.items() if number not in attempt.written})
-        ask = m.WriteAsk(hosted.number, hosted.keeper[1], hosted.token, attempt.number, attempt.kept, not hosted.closes)
+        ask = m.WriteAsk(hosted.number, hosted.keeper[1], hosted.token, attempt.number, attempt.base, not hosted.closes)
         return [Send(server, ask) for server in servers]
 
     def on_wrote(self, hosted: Hosted, sender: str, wrote: m.Wrote, now_us: int) -> list[Any]:
@@ -81,7 +81,7 @@ class Checkpoints:
         files = {number: (wrote.nbytes, wrote.crc) for number, wrote in attempt.written.items()}
         earlier = tuple(sorted((before, number) for number, wrote in attempt.written.items() for before in wrote.refers))
         root = hosted.spec.checkpoint_dir
-        return [*freed, WriteManifest(hosted.number, attempt.number, root, attempt.kept, attempt.document, files, earlier)]
+        return [*freed, WriteManifest(hosted.number, attempt.number, root, attempt.base, attempt.document, files, earlier)]
 
     @staticmethod
     def _release(hosted: Hosted, now_us: int) -> list[Any]:
@@ -99,6 +99,8 @@ class Checkpoints:
         if attempt is None or attempt.phase != COMPLETING or done.number != attempt.number:
             return []
         if done.problem:
+            if hosted.clock is not None:
+                hosted.clock.saves.base = 0  # perhaps what it refers to is damaged: the next one needs none of it
             return self._fail(hosted, attempt, done.problem, now_us)
         attempt.phase = STORING
         attempt.request, asked = self._link.ask_save(hosted.number, attempt.number, attempt.clock, hosted.spec.checkpoint_dir, "", now_us)

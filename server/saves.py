@@ -31,7 +31,7 @@ def cut_of(spec: JobSpec) -> str:
 
 
 class Saves:
-    """`begun` numbers have been given out; `settled`, `kept` and `clock` (of the kept one) are the leader's alone."""
+    """`begun` numbers have been given out; `settled`, `kept`, `clock` (of the kept one) and `base` are the leader's alone."""
 
     def __init__(self, spec: JobSpec) -> None:
         self.cut = cut_of(spec)
@@ -39,6 +39,7 @@ class Saves:
         self.settled = self.begun
         self.kept = 0
         self.clock = 0
+        self.base = 0  # number of the one to whose files the next may refer, 0 = it writes everything
         self.asked = False
         self._possible = bool(spec.checkpoint_dir)
         self._every = spec.checkpoint_every
@@ -136,12 +137,12 @@ class Saves:
     def settle(self, number: int, kept: bool, clock: int) -> None:
         self.settled = max(self.settled, number)
         if kept:
-            self.kept, self.clock = number, clock
+            self.kept, self.clock, self.base = number, clock, number
 
     def rewind(self, spec: JobSpec, clocks: int) -> None:
         """The job goes on from a checkpoint: numbers are counted from those that the directory has."""
         self.begun = self.settled = spec.checkpoint_first - 1
-        self.kept = self.clock = 0
+        self.kept = self.clock = self.base = 0
         self.asked = False
         self._done = clocks // self._every if self._every else 0
         self.release()

@@ -58,6 +58,7 @@ class Cluster:
         self.network.on_send = self._sends
         self.network.on_arrival = self.truth.arrives
         self.storm = Storm(self)
+        self.saves.spares, self.saves.breaks = self.storm.spares, self.storm.break_disk
         self._connections = 0
         self._masters = machines.masters(plan.masters)
         self.hosts = [Host(world, f"h{number}") for number in range(plan.agents)]
@@ -225,6 +226,8 @@ class Cluster:
         for launcher in self.launchers:
             if launcher.agent is process:
                 self.world.after(self.world.draw(10, 500), launcher.agent_died)
+        if process in self.servers:
+            self.saves.died(process)
         if process not in self.masters:
             self.truth.ended[process.name] = None
             if self.supervisor is not None and self.world.happens(0.7):
@@ -306,7 +309,7 @@ class Cluster:
     def heal(self) -> None:
         self.world.note("weather", "HEALED")
         self.storm.end()
-        self.saves.full = 0.0
+        self.saves.blows = False
         self.network.heal()
         for host in self.hosts:
             host.full_rate = 0.0

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 from plugml.master import saves
-from plugml.runtime import checkpoints
+from plugml.runtime import checkpoints, solid
 from plugml.server import checkpoint
-from plugml.server.effects import WriteRange
+from plugml.server.effects import TidySaves, WriteRange
 from plugml.server.saving import Held, Saving
 
 from .mutant import Mutant
@@ -27,6 +31,18 @@ def saving(consistency: str = "bsp", every: int = 1, **rates: Any) -> Callable[[
         plan.rounds, plan.others = 1, []
         assert plan.spec is not None
         plan.spec = saved(plan.spec, every)
+
+    return bias
+
+
+def dark(**rates: Any) -> Callable[[World, Plan], None]:
+    """The same while hosts of servers lose power."""
+
+    def bias(world: World, plan: Plan) -> None:
+        saving(**{"server_crash_us": 150_000, "power_loss": 1.0, "think_us": (1_000, 20_000), "write_us": (100, 10_000), **rates})(world, plan)
+        plan.servers, plan.server_hosts, plan.careful = 3, 0, True
+        assert plan.spec is not None
+        plan.spec = replace(plan.spec, copies=2, min_insync=1)
 
     return bias
 
@@ -79,10 +95,85 @@ def keep_what_failed(original: Original) -> Original:
     return lambda state, sender, ask: original(state, sender, ask._replace(problem=""))
 
 
+def cut_when_asked(original: Original) -> Original:
+    """Each range is cut when the question comes to it, wherever it stands."""
+
+    def on_ask(self: Saving, hosted: Any, ask: Any) -> Any:
+        for key, held in list(self.held.items()):
+            if key[0] == ask.job and held.number == ask.number and held.state == "kept":
+                self._drop(key)
+        return original(self, hosted, ask._replace(fuzzy=True))
+
+    return on_ask
+
+
+def write_and_hope(original: Original) -> Original:
+    """The manifest is written while its files are not synced."""
+
+    def write(scratch: Any, buffers: Any) -> Any:
+        with patch.object(solid, "sync", lambda fd, path: None):
+            return original(scratch, buffers)
+
+    return write
+
+
+def no_directories(original: Original) -> Original:
+    """Names are not synced."""
+    return lambda place: None
+
+
+def only_the_root(original: Original) -> Original:
+    """Whoever has made the directory of checkpoints has not synced the one above it."""
+    return lambda folder: solid.sync_directories(folder, folder.parent)
+
+
+def ignore_failed_syncs(original: Original) -> Original:
+    def sync(fd: int, path: Any) -> None:
+        with suppress(OSError):
+            os.fsync(fd)
+
+    return sync
+
+
+def look_at_sizes(original: Original) -> Original:
+    return lambda manifest: checkpoints._check_sizes(manifest.place.parent, manifest.files)
+
+
+def refer_to_what_failed(original: Original) -> Original:
+    """What may be damaged is needed again."""
+
+    def on_manifest(self: checkpoint.Checkpoints, hosted: Any, done: Any, now_us: int) -> Any:
+        base = hosted.clock.saves.base if hosted.clock is not None else 0
+        effects = original(self, hosted, done, now_us)
+        if hosted.clock is not None:
+            hosted.clock.saves.base = base
+        return effects
+
+    return on_manifest
+
+
+def tidy_early(original: Original) -> Original:
+    """The one before goes when the new one is written, and not when it is kept."""
+
+    def on_manifest(self: checkpoint.Checkpoints, hosted: Any, done: Any, now_us: int) -> Any:
+        effects = original(self, hosted, done, now_us)
+        return effects if done.problem else [TidySaves(hosted.spec.checkpoint_dir, done.number, 1), *effects]
+
+    return on_manifest
+
+
 MUTANTS_OF_SAVES: tuple[Mutant, ...] = (
     Mutant("keeper: one range less", checkpoint.Attempt, "__init__", one_range_less, saving()),
     Mutant("keeper: parts of any checkpoint", checkpoint.Checkpoints, "on_wrote", any_number, saving(net_double=0.4, net_straggle=0.4, disk_full=0.1)),
     Mutant("server: write what is stepped on", Saving, "_go_on", let_go_early, saving()),
     Mutant("disk: tidy what is needed", checkpoints, "tidy", tidy_all, saving()),
     Mutant("master: point at what failed", saves, "note", keep_what_failed, saving(disk_full=0.3)),
+    Mutant("server: cut when asked", Saving, "on_ask", cut_when_asked, saving()),
+    Mutant("keeper: tidy before it is kept", checkpoint.Checkpoints, "on_manifest", tidy_early, saving()),
+    Mutant("keeper: refer to what failed", checkpoint.Checkpoints, "on_manifest", refer_to_what_failed, saving(flips=0.1)),
+    Mutant("disk: manifest before files are synced", solid, "write", write_and_hope, dark()),
+    Mutant("disk: no directory is synced", solid, "_sync_directory", no_directories, dark()),
+    Mutant("disk: the way to the checkpoints is not synced", solid, "sync_path", only_the_root, dark()),
+    Mutant("disk: go on after a failed sync", solid, "sync", ignore_failed_syncs, dark(sync_error=0.5)),
+    Mutant("reader: sizes are enough", checkpoints, "verify", look_at_sizes, saving(flips=0.1)),
 )  # fmt: skip

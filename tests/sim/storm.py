@@ -110,6 +110,11 @@ class Storm:
             self.world.fault("server crash", server.name)
             server.crash()
 
+    def break_disk(self, server: Process) -> None:
+        """Its disk could not say that it holds what it was given: the server ends."""
+        self.server_died = True
+        server.crash()
+
     def _retire(self) -> None:
         """SIGTERM: a server is to end when others have what it holds, of whom there are some."""
         server = self._one_of(self.cluster.servers)

@@ -88,6 +88,11 @@ class Plan:
     host_loss_us: int = 0
     disk_full: float = 0.0  # chance that a part of a checkpoint cannot be written
     write_us: tuple[int, int] = (100, 20_000)  # what it takes to write one
+    write_error: float = 0.0  # chance that one of its writes, reads or syncs fails
+    read_error: float = 0.0
+    sync_error: float = 0.0
+    power_loss: float = 0.0  # chance that with a server its host fails: what it had not synced is lost
+    flips: float = 0.0  # chance that a bit flips in a stored file, by piece of work
     overflow_clock: int = -1  # clock whose pushes together leave the range of their numbers
     rounds: int = 1  # runs of the first job's name, one after the other
     others: list[Plan] = field(default_factory=list)  # further jobs at the same time
@@ -160,6 +165,9 @@ def _draw_saves(world: World, plan: Plan) -> None:
     for each in (plan, *plan.others):
         if draw.random() < 0.4 and each.rounds == 1 and each.spec is not None:
             each.spec = saved(each.spec, draw.randint(1, 6), draw.randint(1, 3))
+    draw = random.Random(f"medium {world.seed}")
+    for name, most in (("write_error", 0.1), ("read_error", 0.1), ("sync_error", 0.02), ("power_loss", 1.0), ("flips", 0.01)):
+        setattr(plan, name, draw.random() * most if draw.random() < 0.5 else 0.0)
 
 
 def saved(spec: JobSpec, every: int, keep: int = 2) -> JobSpec:

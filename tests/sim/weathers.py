@@ -23,6 +23,7 @@ def calm(world: World, plan: Plan) -> None:
     plan.timeouts = plan.unwaited = plan.gone = plan.rejoins = plan.server_effect_crash = 0.0
     plan.long_pause = plan.long_cut = plan.lonely = plan.whole = False
     plan.effect_crash = plan.linger = plan.store_unknown = plan.mischief = plan.stale_bells = plan.param_full = 0.0
+    plan.write_error = plan.read_error = plan.sync_error = plan.power_loss = plan.flips = 0.0
     plan.overflow_clock, plan.rounds, plan.others = -1, 1, []
 
 

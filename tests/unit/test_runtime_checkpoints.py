@@ -205,3 +205,54 @@ def test_a_manifest_that_needs_what_is_not_known_is_none(tmp_path: Path) -> None
     checkpoints.write_manifest(tmp_path, 1, document, {}, [], 0)
     told = complete(WriteManifest(1, 2, str(tmp_path), 1, document, {}, ((1, 7),)))
     assert "r00007" in told.problem and "does not know it" in told.problem
+
+
+def manifest_of(root: Path, number: int, earlier: list[str] | None = None, kept: int = 0) -> None:
+    file = root / checkpoints.range_file(number, 0)
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"x" * number)
+    document = {"clock": 1, "cut": "closed", "job": spec_of(root).to_document(), "ring_ranges": 4, "workers": []}
+    checkpoints.write_manifest(root, number, document, {checkpoints.range_file(number, 0): solid.checksum(file)}, earlier or [], kept)
+
+
+def test_directories_on_the_way_last_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody has made them, and perhaps not synced; one that may not be read is passed over."""
+    root = tmp_path / "runs" / "digits" / "checkpoints"
+    synced: list[int] = []
+    real, opened = os.fsync, os.open
+
+    def fsync(fd: int) -> None:
+        synced.append(os.fstat(fd).st_ino)
+        real(fd)
+
+    def guarded(path: Any, *rest: Any, **more: Any) -> int:
+        if Path(path) == root.parent:
+            raise PermissionError(13, "Permission denied")
+        return opened(path, *rest, **more)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "open", guarded)
+    manifest_of(root, 1)
+    monkeypatch.undo()
+    lasting = [place for place in (root / "000001").parents if place.stat().st_ino in synced]
+    assert lasting[:3] == [root, root.parent.parent, tmp_path] and checkpoints.whole(root / "000001").number == 1
+
+
+def test_nothing_refers_to_a_file_that_is_not_there_any_more(tmp_path: Path) -> None:
+    manifest_of(tmp_path, 1)
+    manifest_of(tmp_path, 2, [checkpoints.range_file(1, 0)], 1)
+    (tmp_path / checkpoints.range_file(1, 0)).write_bytes(b"")
+    with pytest.raises(WorldError, match="r00000.safetensors has 0 bytes, not 1"):
+        manifest_of(tmp_path, 3, [checkpoints.range_file(1, 0)], 2)
+    assert not (tmp_path / "000003" / checkpoints.MANIFEST).exists()
+    (tmp_path / checkpoints.range_file(1, 0)).unlink()
+    with pytest.raises(WorldError, match="r00000.safetensors cannot be read"):
+        manifest_of(tmp_path, 4, [checkpoints.range_file(1, 0)], 2)
+
+
+def test_what_is_not_whole_is_none_of_those_that_are_kept(tmp_path: Path) -> None:
+    for number in (1, 2, 3):
+        manifest_of(tmp_path, number)
+    (tmp_path / checkpoints.range_file(2, 0)).unlink()
+    checkpoints.tidy(tmp_path, 3, 2)
+    assert checkpoints.numbers(tmp_path) == [1, 3], "two that are whole stay"

@@ -10,7 +10,7 @@ import pytest
 
 from plugml.core.limits import MS, SECOND
 from plugml.runtime import checkpoints
-from plugml.server.effects import RangeWritten, WriteRange
+from plugml.server.effects import ManifestWritten, RangeWritten, WriteManifest, WriteRange
 from plugml.wire import messages as m
 from tests.scenario.kit import job, table
 
@@ -240,3 +240,21 @@ def test_a_damaged_file_ends_the_job_with_a_sentence(tmp_path: Path) -> None:
     again.master.begin()
     assert again.run(lambda: bool(again.master.failed), 10 * SECOND)
     assert "cannot be restored" in again.master.failed and "damaged" in again.master.failed
+
+
+def test_behind_a_manifest_that_failed_nothing_is_referred_to(tmp_path: Path) -> None:
+    """Perhaps the one before is damaged, and then each that needs it would fail."""
+    world = SaveWorld(spec_of(tmp_path), 1, loss=0, double=0)
+    bases: dict[int, int] = {}
+
+    def spoil(effect: Any) -> Any:
+        if type(effect) is WriteRange:
+            bases[effect.number] = effect.kept
+        if type(effect) is WriteManifest and effect.number == 3:
+            return ManifestWritten(effect.job, effect.number, "000002/manifest.json is damaged")
+        return None
+
+    world.spoil = spoil
+    trained(world, 21)
+    quiet(world)
+    assert list(world.master.stored) == [1, 2, 4, 5] and bases == {1: 0, 2: 1, 3: 2, 4: 0, 5: 4}
