@@ -8,13 +8,13 @@ SEEDS  ?= 200
 JOBS   ?= auto
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --max-worker-restart 1
 
-.PHONY: help demo test test-all check lint sim bench bench-quick wheel clean
+.PHONY: help demo test test-all test-clients check lint sim bench bench-quick wheel clean
 
 help:  ## list the targets
 	@echo 'Try it:'
 	@sed -n 's/^\(demo\):.*## /  make \1          /p' $(MAKEFILE_LIST)
 	@echo 'Trust it:'
-	@sed -n 's/^\(test\):.*## /  make \1          /p; s/^\(test-all\):.*## /  make \1      /p; s/^\(sim\):.*## /  make \1           /p' $(MAKEFILE_LIST)
+	@sed -n 's/^\(test\):.*## /  make \1          /p; s/^\(test-all\):.*## /  make \1      /p; s/^\(test-clients\):.*## /  make \1  /p; s/^\(sim\):.*## /  make \1           /p' $(MAKEFILE_LIST)
 	@echo 'Measure it:'
 	@sed -n 's/^\(bench\):.*## /  make \1         /p; s/^\(bench-quick\):.*## /  make \1   /p' $(MAKEFILE_LIST)
 	@echo 'Change it:'
@@ -28,6 +28,9 @@ test: $(VENV)/.test  ## set up and run every everyday test; PLUGML_REQUIRE_ALL=1
 
 test-all: $(VENV)/.test  ## the same and the long ones (300 kills, thousands of seeds)
 	@PLUGML_LONG=1 PLUGML_SEEDS=2000 $(PYTEST) -o timeout=3600 -o faulthandler_timeout=0
+
+test-clients: $(VENV)/.test  ## every client in every language: conversations, faults, plugml conform, golden files
+	@$(PYTEST) -m 'not slow' tests/conformance
 
 check: $(VENV)/.test  ## under a minute: lint, types, unit, scenarios, 25 simulated seeds
 	@$(MAKE) --no-print-directory lint

@@ -7,11 +7,14 @@ that a user would copy.
 from __future__ import annotations
 
 import fcntl
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+
+from .compiled import RECIPES
 
 HERE = Path(__file__).resolve().parent
 TOP = HERE.parents[1]
@@ -58,7 +61,8 @@ class Toolchains:
 
     def language(self, name: str) -> Language:
         if name not in self._ready:
-            self._ready[name] = getattr(self, f"_{name.replace('-', '_')}")()
+            make = getattr(self, f"_{name.replace('-', '_')}", None)
+            self._ready[name] = make() if make else self._by_recipe(name)
         return self._ready[name]
 
     def _built(self, name: str, source: Path, *flags: str, compiler: str = "gcc", standard: str = "c99") -> str:
@@ -69,6 +73,21 @@ class Toolchains:
             if not path.exists():
                 compile_c(path.with_suffix(".new"), source, *STRICT, *flags, compiler=compiler, standard=standard).rename(path)
         return str(path)
+
+    def _by_recipe(self, name: str) -> Language:
+        recipe = RECIPES[name]
+        for tool in recipe.tools:
+            self.require(tool)
+        directory = self.directory / f"recipe-{name}"
+        with directory.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not directory.exists():
+                fresh = directory.with_suffix(f".{os.getpid()}")
+                fresh.mkdir()
+                recipe.build(fresh)
+                fresh.rename(directory)
+        programs = recipe.programs(directory)
+        return Language(name, programs.drive, (), programs.train, (*programs.drive, "rows"))
 
     def _c(self) -> Language:
         sources = EXAMPLES / "digits" / "trainer.c", EXAMPLES / "hello" / "count.c"

@@ -24,11 +24,14 @@ from plugml.shm_protocol.info import Info, environment, without
 from plugml.shm_protocol.root import boot_id
 from tests.leaks import own_root
 
+from .compiled import RECIPES
 from .fake_agent import FakeAgent
 from .languages import ENVIRONMENT, Language, Toolchains
 
 HANG_S = 60.0  # a hang limit, far above what any of these takes
-LANGUAGES = ("c", "c-mapped", "r", "dash", "bash")
+LANGUAGES = ("c", "c-mapped", "r", "dash", "bash", *RECIPES)
+#: Those of the compiled languages whose own run time bears that all descriptors are closed.
+CLOSING = ("go",)
 COUNT = 6
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -140,7 +143,7 @@ def test_a_whole_conversation(language: Language) -> None:
     assert [int(line.split()[1]) for line in agent.lines[0]] == list(range(1, 11))
 
 
-@pytest.mark.parametrize("name", ["c", "r", "dash", "bash"])  # alone there is no file to map
+@pytest.mark.parametrize("name", ["c", "r", "dash", "bash", *RECIPES])  # alone there is no file to map
 def test_a_program_without_a_channel_runs_alone(name: str, toolchains: Toolchains) -> None:
     ran = drive(toolchains.language(name), without(os.environ), "who", "pull", "step:1", "push:1", "pushpull:2", "init:5", "tick", "ping", "expect:9", "bye")
 
@@ -204,7 +207,7 @@ def test_a_worker_knows_who_it_is_and_where_to_go_on(language: Language) -> None
     assert [line.split()[:3] for line in agent.lines[0]] == [["step", "1", "7"], ["bye", "2", "8"]]
 
 
-@pytest.mark.parametrize("name", ["c-float", "r", "dash"])
+@pytest.mark.parametrize("name", ["c-float", "r", "dash", *RECIPES])
 def test_float32(name: str, toolchains: Toolchains) -> None:
     ran, agent = driven(toolchains.language(name), spec(dtype="f32", optimizer="sgd", settings={"lr": 0.1}), (), *["step:1"] * 10, "bye")
 
@@ -215,7 +218,7 @@ def test_float32(name: str, toolchains: Toolchains) -> None:
     assert np.array_equal(np.float32(ran.lines[-1].values), expected)
 
 
-@pytest.mark.parametrize("name", ["c-whole", "r", "dash"])
+@pytest.mark.parametrize("name", ["c-whole", "r", "dash", *RECIPES])
 @pytest.mark.parametrize("start", [-5, (1 << 31) - 3, -(1 << 31) - 2, 1 << 32, -(1 << 40) + 1, (1 << 52) + 7])
 def test_whole_numbers_of_64_bits(name: str, start: int, toolchains: Toolchains) -> None:
     ran, agent = driven(toolchains.language(name), spec(dtype="i64"), (), f"step:{start}", "step:1", "bye")
@@ -403,7 +406,7 @@ def test_replies_that_an_earlier_program_did_not_read_are_not_taken_for_ones_own
     assert agent.server.pushes == [4] and agent.byes == {0}
 
 
-@pytest.mark.parametrize("name", ["c", "r", "dash", "bash"])
+@pytest.mark.parametrize("name", ["c", "r", "dash", "bash", *CLOSING])
 def test_closed_descriptors_are_opened_again(name: str, toolchains: Toolchains) -> None:
     ran, agent = driven(toolchains.language(name), spec(), (), "step:1", "close", "step:2", "close", "pull", "bye")
 

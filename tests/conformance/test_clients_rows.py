@@ -19,11 +19,12 @@ from plugml.core.table import TableSpec
 from plugml.shm_protocol.conform.faults import Fault
 from plugml.shm_protocol.info import without
 
+from .compiled import RECIPES
 from .fake_agent import FakeAgent
 from .languages import ENVIRONMENT, Language, Toolchains
 
 HANG_S = 60.0  # a hang limit, far above what any of these takes
-LANGUAGES = ("python", "python-plain", "c", "cpp", "r", "dash", "bash", "mksh")
+LANGUAGES = ("python", "python-plain", "c", "cpp", "r", "dash", "bash", "mksh", *RECIPES)
 #: Two keys with one hash.
 COLLIDING = ("8yn0iYCKYHlIj4-BwPqk", "GReLUrM4wMqfg9yzV3KQ")
 TOP_KEY = str((1 << 64) - 1)
@@ -333,7 +334,7 @@ def test_every_verb_that_may_wait_has_the_limit(language: Language) -> None:
     assert ran.lines[-1] == ok("ping", 1)
 
 
-@pytest.mark.parametrize("name", ["python", "c-unpaused", "r", "dash", "bash", "mksh"])
+@pytest.mark.parametrize("name", ["python", "c-unpaused", "r", "dash", "bash", "mksh", *RECIPES])
 def test_after_sixty_times_again_it_is_an_error_and_the_next_request_goes_on(name: str, toolchains: Toolchains) -> None:  # SPEC 6.10
     agent = FakeAgent(job(DENSE))
     scripted = agent.script.fault
@@ -368,6 +369,7 @@ def semaphores(require: Callable[[str], None]) -> None:
     require("module:posix_ipc")
 
 
+WITHOUT_SEMAPHORES = [name for name in RECIPES if name != "hpp"]
 SEM_LANGUAGES = pytest.mark.parametrize("name", ["python", "python-plain", "c", "cpp"])
 
 
@@ -406,7 +408,7 @@ def test_posts_for_an_earlier_program_are_not_taken_for_ones_own(name: str, tool
 
 
 @pytest.mark.usefixtures("semaphores")
-@pytest.mark.parametrize("name", ["r", "dash", "bash", "mksh"])
+@pytest.mark.parametrize("name", ["r", "dash", "bash", "mksh", *WITHOUT_SEMAPHORES])
 def test_who_cannot_wait_for_a_semaphore_refuses(name: str, toolchains: Toolchains) -> None:  # SPEC 2.15
     ran, agent = driven(toolchains.language(name), job(bell="sem"), (), "step:1", "bye")
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from plugml.client.files import parse_reply as client_reply
 from plugml.core.errors import Code
 from plugml.core.table import DTYPES
 from plugml.shm_protocol import generate, numbers, page
-from plugml.shm_protocol.info import Info, InfoTable, parse_info
+from plugml.shm_protocol.info import Info, InfoTable, parse_info, without
 from plugml.shm_protocol.request import (
     Reply,
     Request,
@@ -30,6 +32,8 @@ from plugml.shm_protocol.request import (
 from plugml.shm_protocol.twin import MemoryFiles, adopt_twin
 
 from . import golden
+from .compiled import RECIPES
+from .languages import ENVIRONMENT, Toolchains
 
 GOLDEN = golden.DIRECTORY
 EXPECTED: dict[str, Any] = json.loads((GOLDEN / "golden.json").read_text())
@@ -181,3 +185,41 @@ def test_r_reads_arrays_as_expected(require: Callable[[str], None]) -> None:
     printed = subprocess.run(["Rscript", "-e", script, *arguments], check=True, capture_output=True, text=True).stdout.split()
     wanted = [float(text) for name in ("f64", "f32", "f64") for text in EXPECTED["arrays"][name]]
     assert [float(word) for word in printed] == [float(np.float32(value)) if 8 <= at < 16 else value for at, value in enumerate(wanted)]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_client_reads_page_info_and_replies_as_expected(name: str, tmp_path: Path, toolchains: Toolchains) -> None:
+    """A channel of golden files, where each request is answered with the next golden record: hello, six others, bye."""
+    (tmp_path / "ctl").write_bytes((GOLDEN / "ctl.bin").read_bytes())
+    (tmp_path / "info").write_bytes((GOLDEN / "info.txt").read_bytes())
+    for file in ("cmd", "grad", "param", "err"):
+        (tmp_path / file).write_bytes(bytes(4096))
+    for bell in ("req", "rep"):
+        os.mkfifo(tmp_path / bell, 0o600)
+    req, rep = (os.open(tmp_path / bell, os.O_RDWR) for bell in ("req", "rep"))
+    lines: list[str] = []
+
+    def answer() -> None:
+        for record in (format_reply(Reply(True, 0, 17, done=0)), *RECORDS[1:7], format_reply(Reply(True, 7, 20))):
+            if os.read(req, 1) == b"q":
+                return
+            lines.append((tmp_path / "cmd").read_bytes().partition(b"\n")[0].decode())
+            os.write(rep, record)
+
+    agent = threading.Thread(target=answer)
+    agent.start()
+    try:
+        words = [*toolchains.language(name).drive, "who", *["ping"] * 6, "who", "bye"]
+        done = subprocess.run(words, env={**without(os.environ), **ENVIRONMENT, "PLUGML_DIR": str(tmp_path)}, capture_output=True, text=True, timeout=60)
+    finally:
+        os.write(req, b"q")
+        agent.join()
+        os.close(req)
+        os.close(rep)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert lines == ["hello 0 0", *(f"ping {seq} {clock}" for seq, clock in zip(range(1, 7), (17, 18, 18, 19, 20, 20))), "bye 7 20"]
+    first, *told, last = (line.split() for line in done.stdout.splitlines())
+    assert first == "who plugged=1 main=0 worker=2 of=4 clock=17".split() and last[-1] == "clock=20"
+    wanted = [(f"clock={reply['clock']}", f"done={int(any(r['stop'] for r in EXPECTED['replies'][1 : at + 1]))}") for at, reply in enumerate(EXPECTED["replies"][:7])]
+    assert [(words[3], words[4]) for words in told] == wanted[1:]

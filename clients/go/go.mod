@@ -1,0 +1,3 @@
+module plugml
+
+go 1.18

@@ -1,0 +1,69 @@
+"""Clients in compiled languages: how `drivers/<language>/` and the example of `clients/<language>/` are built.
+
+One function a language: it is given an empty directory and leaves two programs there, `drive` and `train`, or says by which
+words they start.  Pauses after AGAIN take no time where UNPAUSED is in the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+TOP = Path(__file__).resolve().parents[2]
+CLIENTS = TOP / "clients"
+DRIVERS = Path(__file__).resolve().parent / "drivers"
+BUILD_S = 240.0
+
+
+class Programs(NamedTuple):
+    """The first words of the driver's and of the example's command."""
+
+    drive: tuple[str, ...]
+    train: tuple[str, ...]
+
+
+class Recipe(NamedTuple):
+    """The folder in clients/, what must be on the path, and how to build."""
+
+    folder: str
+    tools: tuple[str, ...]
+    build: Callable[[Path], None]
+    programs: Callable[[Path], Programs]
+
+
+def _run(directory: Path, *words: str, **environ: str) -> None:
+    done = subprocess.run(words, cwd=directory, env={**os.environ, **environ}, capture_output=True, text=True, timeout=BUILD_S)
+    if done.returncode or done.stdout or done.stderr:  # a warning is a failure
+        raise AssertionError(f"{' '.join(words)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+
+
+def _unpaused(source: Path, target: Path, pause: str, instead: str) -> None:
+    """A copy of a client in which one statement is another one."""
+    text = source.read_text()
+    assert text.count(pause) == 1, f"{source} has {text.count(pause)} times {pause!r}"
+    target.write_text(text.replace(pause, instead))
+
+
+def _two(directory: Path) -> Programs:
+    return Programs((str(directory / "drive"),), (str(directory / "train"),))
+
+
+def _go(directory: Path) -> None:
+    client = CLIENTS / "go"
+    shutil.copy(client / "go.mod", directory)
+    _unpaused(client / "plugml.go", directory / "plugml.go", "time.Sleep(pause)", 'if os.Getenv("UNPAUSED") == "" {\n\t\t\ttime.Sleep(pause)\n\t\t}')
+    shutil.copytree(client / "example", directory / "example")
+    shutil.copytree(DRIVERS / "go", directory / "driver")
+    environ = {"CGO_ENABLED": "0", "GOFLAGS": "-mod=mod", "GOTOOLCHAIN": "local"}
+    _run(directory, "go", "vet", "./...", **environ)
+    _run(directory, "go", "build", "-o", "drive", "./driver", **environ)
+    _run(directory, "go", "build", "-o", "train", "./example", **environ)
+
+
+RECIPES = {
+    "go": Recipe("go", ("go",), _go, _two),
+}
