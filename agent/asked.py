@@ -15,7 +15,8 @@ _NUMBER_MAX = (1 << 32) - 1
 #: op -> its fields, each with its kind; a "?" in front: may be left out.
 FIELDS: dict[str, dict[str, str]] = {
     "hello": {"version": "number"},
-    "register": {"spec": "document", "job": "?number"},
+    "register": {"spec": "document", "job": "?number", "joined": "?number"},
+    "join": {"job": "text", "workers": "number", "launcher": "text"},
     "attach": {"job": "text", "run": "?number", "worker": "number"},
     "opened": {"job": "text", "worker": "number", "gen": "number", "dir": "text"},
     "exited": {"job": "text", "run": "?number", "worker": "number", "gen": "number", "how": "text", "clock": "?number"},
@@ -31,7 +32,7 @@ FIELDS: dict[str, dict[str, str]] = {
 class Ticket:
     """One request and who waits for its answer."""
 
-    __slots__ = ("connection", "id", "op", "job", "worker", "gen", "spec", "how", "clock")
+    __slots__ = ("connection", "id", "op", "job", "worker", "gen", "spec", "how", "clock", "name", "first", "token", "guest")
 
     def __init__(self, connection: int, number: Any, op: str) -> None:
         self.connection = connection
@@ -43,6 +44,10 @@ class Ticket:
         self.spec: JobSpec | None = None
         self.how = ""
         self.clock: int | None = None
+        self.name = ""  # join: of the job
+        self.first = 0  # and the number of the first of the workers
+        self.token = 0  # and the version of the map that knows of them
+        self.guest = False  # its launcher has joined a job that another one began
 
 
 def yes(ticket: Ticket, fields: dict[str, Any]) -> list[Any]:

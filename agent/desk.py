@@ -10,7 +10,7 @@ again after a lost connection; bad input is answered with a sentence and changes
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..core.effects import Log
 from ..core.errors import Code, UsageError, shown
@@ -22,7 +22,9 @@ from . import effects as e
 from .asked import TEXT_MAX, Ticket, checked, no, without, yes
 from .channel import Channel
 from .exports import Exports
+from .guests import Guests
 from .house import House
+from .lastwords import LastWords
 from .launchers import NAME_REASON, Launchers, end_of
 from .router import Job
 from .stops import Stops
@@ -34,19 +36,6 @@ SOCKET_VERSION = 1
 HOWS = ("finished", "restarting", "lost")
 ENDS = (FINISHED, FAILED, STOPPED)
 TICKETS_MAX = 4096  # unanswered requests over all connections
-ENDED_MAX = 4096  # channels whose last words are remembered
-
-
-class Ended(NamedTuple):
-    """Last words of a channel that is gone: `exited` may be asked again."""
-
-    gen: int
-    clocks: int
-    pushes: int
-    last_error: str
-
-    def to_document(self) -> dict[str, Any]:
-        return {"clocks": self.clocks, "pushes": self.pushes, "last_error": self.last_error}
 
 
 class Desk:
@@ -64,10 +53,11 @@ class Desk:
         self.exports = Exports(house)
         self.stops = Stops(house)
         self.launchers = Launchers(house)
-        self.ended: dict[tuple[int, int], Ended] = {}  # (job, worker)
+        self.guests = Guests(house)
+        self.last = LastWords(house)
         self._ops: dict[str, Callable[[Ticket, dict[str, Any], int], list[Any]]] = {
             "hello": self._hello, "register": self._register, "attach": self._attach, "opened": self._opened,
-            "exited": self._exited, "standing": self._standing, "export": self._export, "end": self._end, "stat": self._stat,
+            "exited": self._exited, "join": self._join, "standing": self._standing, "export": self._export, "end": self._end, "stat": self._stat,
             "stop": self._stop, "checkpoint": self._checkpoint,
         }  # fmt: skip
 
@@ -98,6 +88,7 @@ class Desk:
         self.for_orphan = without(self.for_orphan, gone)
         self.stops.on_hung(gone)
         self.launchers.on_hung(gone, now_us)
+        self.guests.on_hung(gone, now_us)
         return self.exports.on_hung(gone)
 
     def _hello(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
@@ -111,15 +102,17 @@ class Desk:
         return yes(ticket, {"counters": self.house.counters(), "registered": self.house.link.registered, "staleness": stale})
 
     def on_time(self, now_us: int) -> list[Any]:
-        return self.exports.on_time(now_us) + self.stops.on_time(now_us) + self.launchers.on_time(now_us)
+        late = [self.servers.leave(job, worker, gen, 0, "lost", now_us) for job, worker, gen in self.guests.on_time(now_us)]
+        return sum(late, self.exports.on_time(now_us) + self.stops.on_time(now_us) + self.launchers.on_time(now_us))
 
     def deadline_us(self, latest_us: int) -> int:
-        return self.launchers.deadline_us(self.stops.deadline_us(self.exports.deadline_us(latest_us)))
+        return self.guests.deadline_us(self.launchers.deadline_us(self.stops.deadline_us(self.exports.deadline_us(latest_us))))
 
     # -- jobs
 
     def _register(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
         ticket.spec = JobSpec.from_document(fields["spec"])
+        ticket.guest = bool(fields.get("joined"))
         if "job" in fields:  # told to a restarted agent: this run exists already, and must not begin anew if it has ended
             ticket.job = self.house.job(fields["job"], ticket.spec.name)
             return self._with_map(ticket, now_us)
@@ -144,6 +137,17 @@ class Desk:
         ticket.job = self.house.job(told.job, ticket.spec.name)
         return self._with_map(ticket, now_us)
 
+    def _join(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
+        """More workers for a job that somebody else has begun, perhaps on another host."""
+        ticket.name, workers, launcher = fields["job"], fields["workers"], fields["launcher"]
+        return self._ask_master(ticket, lambda number: m.MoreAsk(number, ticket.name, workers, launcher), now_us)
+
+    def _on_more_told(self, ticket: Ticket, told: m.MoreTold, now_us: int) -> list[Any]:
+        if told.code:
+            return no(ticket, told.code, told.text)
+        ticket.job, ticket.first, ticket.token = self.house.job(told.job, ticket.name), told.first, told.token
+        return [*self.house.newer_map(ticket.job, told.token, now_us), *self._with_map(ticket, now_us)]
+
     def _end(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
         if fields["state"] not in ENDS:
             raise UsageError(f"end: state {shown(fields['state'])} is none of {', '.join(ENDS)}")
@@ -155,16 +159,12 @@ class Desk:
         """A stop rule has fired: let all workers end at one clock."""
         job = self._known(ticket, fields)
         ended = job.ended()
-        if ended is not None:
-            return no(ticket, *ended)
-        return self.stops.begin(ticket, job, fields["reason"][:TEXT_MAX], now_us)
+        return no(ticket, *ended) if ended is not None else self.stops.begin(ticket, job, fields["reason"][:TEXT_MAX], now_us)
 
     def _checkpoint(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
         job = self._known(ticket, fields)
         ended = job.ended()
-        if ended is not None:
-            return no(ticket, *ended)
-        return self.stops.save(ticket, job, now_us)
+        return no(ticket, *ended) if ended is not None else self.stops.save(ticket, job, now_us)
 
     def _standing(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
         """What we know; asking the clock anew is for the next time."""
@@ -189,7 +189,7 @@ class Desk:
         """Go on as soon as the job's map is here."""
         job = ticket.job
         assert job is not None
-        if job.map is None:
+        if job.map is None or job.token < ticket.token:
             self.for_map.append(ticket)
             return self.house.want_map(job, now_us)
         if ticket.spec is not None and ticket.spec.name != job.name:
@@ -197,8 +197,12 @@ class Desk:
         ended = job.ended()
         if ended is not None:
             return no(ticket, *ended)
+        if ticket.op == "join":
+            return yes(ticket, {"job": job.number, "spec": job.spec.to_document(), "first": ticket.first, "workers": job.workers})
         if ticket.op == "register":
-            self.launchers.spoke(ticket.connection, job)
+            if ticket.guest:
+                self.guests.add(ticket.connection)
+            self._spoke(ticket.connection, job)
             return yes(ticket, {"job": job.number, "spec": job.spec.to_document()})
         if job.failure is not None:
             return no(ticket, *job.failure)
@@ -272,7 +276,10 @@ class Desk:
     def _attached(self, ticket: Ticket, clock: int) -> list[Any]:
         job = ticket.job
         assert job is not None
-        info = Info.of(job.spec, ticket.worker, ticket.gen, self.house.identity.boot_id, clock, job.number)
+        if ticket.connection in self.guests.connections:
+            self.guests.attached(ticket.connection, job, ticket.worker, ticket.gen)
+        workers = max(job.workers, ticket.worker + 1)
+        info = Info.of(job.spec, ticket.worker, ticket.gen, self.house.identity.boot_id, clock, job.number, workers)
         sizes = {"grad": info.cap_grad, "idx": info.cap_idx, "param": info.cap_param}
         return yes(ticket, {"gen": ticket.gen, "clock": clock, "info": info.format(), "sizes": sizes})
 
@@ -306,6 +313,7 @@ class Desk:
             raise UsageError(f"exited: how {shown(fields['how'])} is none of {', '.join(HOWS)}")
         job = self._known(ticket, fields)
         ticket.job, ticket.worker, ticket.gen = job, fields["worker"], fields["gen"]
+        self.guests.settled(job.number, ticket.worker)
         channel = self.house.by_stream.get((job.number, ticket.worker, ticket.gen))
         ticket.how, ticket.clock = fields["how"], fields.get("clock")
         if channel is not None and self.house.abandon(channel):
@@ -321,6 +329,9 @@ class Desk:
         if not channel.kept and channel.name in self.house.channels:
             effects.append(Log("keeper_gone", {"channel": channel.name, "done_seq": channel.done_seq}))
             effects += self.house.close_channel(channel)
+            job = self.house.jobs.get(channel.number)
+            if job is not None and self.guests.is_guest(job, channel.worker):  # the others go on without it
+                effects += self.servers.leave(job, channel.worker, channel.gen, channel.clock, "lost", now_us)
             self.launchers.on_left(channel)
             self.launchers.look(channel.number, now_us)
         return effects
@@ -331,7 +342,7 @@ class Desk:
         if ticket.how == "restarting" or job.ended() is not None:
             return self._say_last_words(ticket)
         self.for_leave.setdefault((job.number, ticket.worker), []).append(ticket)
-        clock = self._last_words(ticket).clocks if ticket.clock is None else ticket.clock
+        clock = self.last.of(ticket).clocks if ticket.clock is None else ticket.clock
         channel = self.house.by_stream.get((job.number, ticket.worker, ticket.gen))
         unseen = channel is not None and channel.piece_owed  # a piece of input that its program never saw goes to somebody else
         return self.servers.leave(job, ticket.worker, ticket.gen, clock, "lost" if unseen else ticket.how, now_us)
@@ -344,29 +355,13 @@ class Desk:
 
     def _say_last_words(self, ticket: Ticket) -> list[Any]:
         assert ticket.job is not None
-        effects = yes(ticket, self._last_words(ticket).to_document())
+        effects = yes(ticket, {**self.last.of(ticket).to_document(), "members": ticket.job.members})
         channel = self.house.by_stream.get((ticket.job.number, ticket.worker, ticket.gen))
         if channel is not None:
-            self._remember((ticket.job.number, ticket.worker), self._last_words(ticket))
+            self.last.keep((ticket.job.number, ticket.worker), self.last.of(ticket))
             effects += self.house.close_channel(channel)
             self.launchers.on_left(channel)
         return effects
-
-    def _last_words(self, ticket: Ticket) -> Ended:
-        assert ticket.job is not None
-        channel = self.house.by_stream.get((ticket.job.number, ticket.worker, ticket.gen))
-        if channel is not None:
-            return Ended(channel.gen, channel.clock, channel.pushes, channel.last_error)
-        ended = self.ended.get((ticket.job.number, ticket.worker))
-        if ended is not None and ended.gen == ticket.gen:
-            return ended
-        return Ended(ticket.gen, ticket.job.finished.get(ticket.worker, 0), 0, "")
-
-    def _remember(self, key: tuple[int, int], ended: Ended) -> None:
-        self.ended.pop(key, None)
-        if len(self.ended) >= ENDED_MAX:
-            del self.ended[next(iter(self.ended))]
-        self.ended[key] = ended
 
     def _export(self, ticket: Ticket, fields: dict[str, Any], now_us: int) -> list[Any]:
         job = self._known(ticket, fields)
@@ -400,6 +395,8 @@ class Desk:
             return self._on_job_told(ticket, told, now_us)
         if isinstance(told, m.AttachTold):
             return self._on_attach_told(ticket, told, now_us)
+        if isinstance(told, m.MoreTold):
+            return self._on_more_told(ticket, told, now_us)
         if ticket.op == "register" and ticket.job is not None:  # the run before has ended
             return self._ask_job(ticket, ticket.job.number, now_us)
         return no(ticket, told.code, told.text) if told.code else yes(ticket, {})
@@ -411,8 +408,12 @@ class Desk:
         job = self.house.jobs.get(fields.get("run", self.house.names.get(fields["job"], 0)))
         if job is None or job.name != fields["job"]:
             raise UsageError(f"job {shown(fields['job'])} is not known to this agent: register it first")
-        self.launchers.spoke(ticket.connection, job)
+        self._spoke(ticket.connection, job)
         return job
+
+    def _spoke(self, connection: int, job: Job) -> None:
+        if connection not in self.guests.connections:
+            self.launchers.spoke(connection, job)
 
     def _count(self) -> int:
         waiting = sum(len(tickets) for table in (self.for_join, self.for_leave, self.for_channel, self.for_orphan) for tickets in table.values())

@@ -63,11 +63,11 @@ class Launchers:
             return False
         gone = set(self.left.get(job.number, ()))
         for channel in self.house.channels.values():
-            if channel.number == job.number:
+            if channel.number == job.number and channel.worker < job.spec.workers:
                 if channel.kept:
                     return False
                 gone.add(channel.worker)
-        return len(gone) >= job.spec.workers
+        return gone.issuperset(range(job.spec.workers))
 
     def is_followed(self, job: Job, spec: JobSpec) -> bool:
         """Is this another run of its name, not the same one told again?"""

@@ -14,7 +14,7 @@ from ..core.lead import Lead
 from ..core.limits import Limits
 from ..wire import messages as m
 
-_ANSWERS: dict[type[Any], type[Any]] = {m.JobAsk: m.JobTold, m.AttachAsk: m.AttachTold, m.JobEnd: m.Done}
+_ANSWERS: dict[type[Any], type[Any]] = {m.JobAsk: m.JobTold, m.AttachAsk: m.AttachTold, m.MoreAsk: m.MoreTold, m.JobEnd: m.Done}
 
 
 class Identity(NamedTuple):

@@ -28,7 +28,7 @@ from .programs import Programs
 from .servers import Servers
 from .waits import explain
 
-_OF_MASTER = frozenset({m.Registered, m.BeatAck, m.MapTold, m.JobTold, m.AttachTold, m.Done, m.AdminTold, m.NotLeader})
+_OF_MASTER = frozenset({m.Registered, m.BeatAck, m.MapTold, m.JobTold, m.AttachTold, m.MoreTold, m.Done, m.AdminTold, m.NotLeader})
 
 
 class AgentMachine:
@@ -44,7 +44,7 @@ class AgentMachine:
             m.PushAck: servers.on_push_ack, m.Values: servers.on_values, m.Standing: servers.on_standing,
             m.LastTold: servers.on_last, m.InitAck: servers.on_init_ack, m.ClaimTold: servers.on_claim, m.Nack: servers.on_nack,
             m.Refuse: servers.on_refuse, m.Registered: masters.on_registered, m.BeatAck: masters.on_beat_ack,
-            m.MapTold: masters.on_map, m.JobTold: masters.on_answer, m.AttachTold: masters.on_answer, m.Done: masters.on_answer,
+            m.MapTold: masters.on_map, m.JobTold: masters.on_answer, m.AttachTold: masters.on_answer, m.MoreTold: masters.on_answer, m.Done: masters.on_answer,
             m.AdminTold: masters.on_answer, m.NextTold: servers.on_next, m.Twins: servers.on_twins, m.Scanned: servers.on_scanned,
             m.Partial: servers.on_partial, m.NotLeader: masters.on_not_leader,
         }  # fmt: skip

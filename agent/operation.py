@@ -216,7 +216,7 @@ class Operation:
         assert plan is not None
         if self.offer is None:
             if plan.program_tables and self.request.verb != "init":
-                lone = self.job.spec.workers == 1 and self.channel.worker in self.job.gens  # as the clock has told us
+                lone = self.job.workers == 1 and self.channel.worker in self.job.gens  # as the clock has told us
                 return self.fail(Code.SEQ, "no first values yet, and no other worker to give them: send init first") if lone else []
             grad = self.data.buffer if plan.program_tables and self.data is not None else None
             self.offer = Offer(self.job, self.stream, self.channel.name, self.credits, grad)

@@ -79,6 +79,7 @@ class Programs:
         house.streams[channel.name] = Stream(channel.worker, channel.gen, fresh)
         house.behind[channel.name] = Behind(channel)
         self.desk.launchers.on_opened(channel)
+        self.desk.guests.settled(channel.number, channel.worker)
         effects: list[Any] = [Log("adopt", {"channel": channel.name, "done_seq": channel.done_seq, "clock": channel.clock})]
         effects += self._take_over(channel, job, opened, now_us)
         effects += house.want_map(job, now_us)

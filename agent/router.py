@@ -77,6 +77,11 @@ class Job:
         return self.map.spec
 
     @property
+    def workers(self) -> int:
+        """All that have ever had a part in the job, as far as our map knows."""
+        return self.map.workers if self.map is not None else 0
+
+    @property
     def running(self) -> bool:
         return self.map is not None and self.map.state == RUNNING
 

@@ -18,6 +18,7 @@ Examples:
   plugml run -n 8 --consistency asp --on-worker-loss shrink -f job.toml
   plugml run -n 4 --table w=650 --data 'parts/*.csv' -- ./trainer {data}
   plugml run -n 4 --table w=650 --evaluate './test {model}' --evaluate-every 100 --metric accuracy --patience 5 --keep-best -- ./trainer
+  plugml run --join digits -n 2 -- ./trainer                # two more workers for the job `digits`, as long as they run
   plugml run -f job.toml --check
 \b
 In the command's arguments {worker} {workers} {seed} {out} {data} are replaced; every other brace stays as it is.
@@ -61,6 +62,7 @@ Exit codes: 0 all well; else the first failing worker's own, 128+n if a signal k
 @click.option("--seed", type=int, metavar="N", help="Seed of the job; each worker gets its own from it (default 0).")
 @click.option("--worker", multiple=True, metavar="CMD", help="The command of one worker, where they differ. Repeatable.")
 @click.option("--cluster", metavar="NAME", help="Join a standing cluster instead of starting a private one.")
+@click.option("--join", metavar="JOB", help="Add these workers to the job of that name that runs on a standing cluster; they leave it when they end, and it goes on.")
 @click.option("--servers", type=int, metavar="N", help="Servers of the private cluster (default: as many as --copies, else 1).")
 @click.option("--copies", type=int, metavar="N", help="Copies of every part of the model, on servers of their own: 1 to 3 (default: what the cluster says, else 2 where there are two servers).")
 @click.option("--min-insync", type=int, metavar="N", help="Copies that must hold a push before it counts; with fewer, training waits (default 1).")
@@ -85,11 +87,12 @@ Exit codes: 0 all well; else the first failing worker's own, 128+n if a signal k
 @click.option("--allow-disk", is_flag=True, help="Accept a channel root that is not in memory (slow).")
 @click.option("--check", is_flag=True, help="Say what would happen, and start nothing.")
 @click.argument("argv", nargs=-1, type=click.UNPROCESSED, metavar="[--] COMMAND [ARGS]...")
-def run(file: str | None, quiet: bool, verbose: bool, as_json: bool, allow_disk: bool, check: bool, **given: Any) -> int:
+def run(file: str | None, join: str | None, quiet: bool, verbose: bool, as_json: bool, allow_disk: bool, check: bool, **given: Any) -> int:
     """Run a serial training program as N workers that train one model together.
 
     Without --cluster it starts a private cluster on this host and takes it down at the end.
     """
+    from ..launch.join import join_plan
     from ..launch.main import Options
     from ..launch.plan import make_plan
     from ..launch.start import check_run, run_plan
@@ -102,7 +105,8 @@ def run(file: str | None, quiet: bool, verbose: bool, as_json: bool, allow_disk:
             flags[key] = list(flags[key])
     if "cluster" not in flags and os.environ.get("PLUGML_CLUSTER"):
         flags.setdefault("cluster", os.environ["PLUGML_CLUSTER"])
-    plan = make_plan(read_toml(file) if file else {}, file or "job.toml", flags, os.getcwd())
+    written, called = read_toml(file) if file else {}, file or "job.toml"
+    plan = make_plan(written, called, flags, os.getcwd()) if join is None else join_plan(written, called, flags, join, os.getcwd(), os.environ)
     options = Options(quiet, verbose, as_json, allow_disk)
     return check_run(plan, options, os.environ) if check else run_plan(plan, options, os.environ)
 

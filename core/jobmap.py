@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from .errors import PeerError, UsageError, shown
 from .job import JobSpec
 from .keys import block_key, clock_key, range_of, table_hash
+from .limits import Limits
 from .table import Block
 
 RUNNING, FINISHED, FAILED, STOPPED, LOST = "running", "finished", "failed", "stopped", "lost"
@@ -40,7 +41,7 @@ class JobMap(NamedTuple):
     """`ranges` maps a range's number to its assignment; only ranges that hold something of the job are there.
 
     `ring_ranges` is Q of the cluster; `endpoints` gives the address of every node named in `ranges`; `gens` the newest
-    generation of each worker that was ever attached.
+    generation of each worker that was ever attached.  `joined` workers have come to those that the job began with.
     """
 
     number: int
@@ -52,6 +53,12 @@ class JobMap(NamedTuple):
     ranges: dict[int, Assignment]
     endpoints: dict[str, str]
     gens: dict[int, int]
+    joined: int = 0
+
+    @property
+    def workers(self) -> int:
+        """All that have ever had a part in the job: their numbers are the ones below it."""
+        return self.spec.workers + self.joined
 
     @property
     def clock_range(self) -> int:
@@ -73,7 +80,7 @@ class JobMap(NamedTuple):
             "ranges": [
                 [number, item.epoch, list(item.replicas), item.learner, item.born] for number, item in sorted(self.ranges.items())
             ],
-            "endpoints": dict(self.endpoints), "gens": [list(pair) for pair in sorted(self.gens.items())],
+            "endpoints": dict(self.endpoints), "gens": [list(pair) for pair in sorted(self.gens.items())], "joined": self.joined,
         }  # fmt: skip
 
     @classmethod
@@ -99,7 +106,8 @@ class JobMap(NamedTuple):
             gens = {_whole(worker): _whole(gen) for worker, gen in _items(document["gens"])}
             endpoints = {_text(name): _text(endpoint) for name, endpoint in document["endpoints"].items()}
             number, token = _whole(document["number"]), _whole(document["token"], (1 << 64) - 1)
-            return cls(number, token, spec, document["state"], _text(document["reason"]), ring_ranges, ranges, endpoints, gens)
+            joined = _whole(document["joined"], Limits().workers_max)
+            return cls(number, token, spec, document["state"], _text(document["reason"]), ring_ranges, ranges, endpoints, gens, joined)
         except (AttributeError, KeyError, TypeError, ValueError, UsageError) as error:
             raise PeerError(f"no job map: {error}") from error
 

@@ -30,10 +30,10 @@ def check_lines(plan: RunPlan, room: Room, threads: str) -> list[str]:
     lines += [f"worker {number}: {words.command_line(plan.arguments(number))}" for number in shown(plan)]
     if len(shown(plan)) < plan.workers:
         lines.append(f"... {plan.workers} workers in all")
-    lines += data.lines(plan.data, plan.workers, plan.result)[: words.NAMED_MAX]
+    lines += data.lines(plan.data, plan.workers, plan.result, plan.first)[: words.NAMED_MAX]
     lines += rule_lines(plan.rules, words.command_line(plan.rules.command))
     if plan.private_dir:
-        lines.append(f"each worker starts in a directory of its own, {plan.start_of(0)} and so on, with links to what is here")
+        lines.append(f"each worker starts in a directory of its own, {plan.start_of(plan.first)} and so on, with links to what is here")
     lines.append(loss_line(plan))
     if threads:
         lines.append(threads)
@@ -47,7 +47,7 @@ def check_lines(plan: RunPlan, room: Room, threads: str) -> list[str]:
 
 
 def shown(plan: RunPlan) -> list[int]:
-    return list(range(min(plan.workers, words.NAMED_MAX)))
+    return list(plan.numbers[: words.NAMED_MAX])
 
 
 def loss_line(plan: RunPlan) -> str:
@@ -61,7 +61,7 @@ def loss_line(plan: RunPlan) -> str:
 def check_document(plan: RunPlan, room: Room) -> dict[str, Any]:
     """The same for `--json`."""
     return {
-        "job": plan.spec.to_document(), "commands": [list(plan.arguments(number)) for number in range(plan.workers)],
+        "job": plan.spec.to_document(), "commands": [list(plan.arguments(number)) for number in plan.numbers],
         "cluster": plan.cluster, "servers": plan.servers, "result": plan.result, "step": words.step_line(plan), "copies": words.planned_copies(plan), "room": room._asdict(),
         "notes": list(plan.notes), "data": data.document(plan.data, plan.workers, plan.result), "formats": list(plan.formats),
         "evaluate": list(plan.rules.command), "rules": rule_lines(plan.rules, words.command_line(plan.rules.command)),

@@ -42,16 +42,20 @@ class Crew:
 
     def __init__(self, plan: RunPlan, host: str, logs: str, ask: Ask, now_us: int) -> None:
         self.plan = plan
-        self.workers = [Worker(number, moved_us=now_us) for number in range(plan.workers)]
+        self.workers = [Worker(number, moved_us=now_us) for number in plan.numbers]
         for number, clock in plan.saves.absent:
-            worker = self.workers[number]
+            worker = self.worker(number)
             worker.phase, worker.outcome, worker.clocks = ENDED, FINISHED, clock
         self.warnings: list[str] = []
         self.ending = False
         self.deserted = False
+        self.members = 0  # of the job's clock, as far as we were told last: those that have joined too
         self._host = host
         self._logs = logs
         self._ask = ask
+
+    def worker(self, number: int) -> Worker:
+        return self.workers[number - self.plan.first]
 
     def which(self, *phases: str) -> list[Worker]:
         return [worker for worker in self.workers if worker.phase in phases]
@@ -59,7 +63,7 @@ class Crew:
     def check(self) -> None:
         for worker in self.workers:
             assert worker.restarts <= self.plan.spec.max_restarts, worker
-            assert worker.phase != HELD or self.plan.spec.on_worker_loss == "wait", worker
+            assert worker.phase != HELD or (self.plan.spec.on_worker_loss == "wait" and self.plan.joins is None), worker
             assert worker.phase not in WITH_CHANNEL or worker.gen > 0, worker
 
     # -- in -------------------------------------------------------------------------------------------------------------
@@ -82,7 +86,7 @@ class Crew:
         return [e.MakeChannel(worker.number, worker.gen, str(event.fields["info"]))]
 
     def on_channel_made(self, event: e.ChannelMade, now_us: int) -> list[Any]:
-        worker = self.workers[event.worker]
+        worker = self.worker(event.worker)
         if self.ending:
             return self._leave(worker, "restarting")
         worker.phase = OPENING
@@ -90,7 +94,7 @@ class Crew:
 
     def on_channel_failed(self, event: e.ChannelFailed, now_us: int) -> list[Any]:
         verdict = Verdict(FAILED, f"no channel for worker {event.worker}: {event.text}", event.exit_code)
-        return [verdict, *self._leave(self.workers[event.worker], "restarting")]
+        return [verdict, *self._leave(self.worker(event.worker), "restarting")]
 
     def opened(self, worker: Worker, event: e.Answer, now_us: int) -> list[Any]:
         if event.code:
@@ -101,14 +105,14 @@ class Crew:
         return [e.Spawn(worker.number, worker.gen)]
 
     def on_spawned(self, event: e.Spawned, now_us: int) -> list[Any]:
-        worker = self.workers[event.worker]
+        worker = self.worker(event.worker)
         worker.phase, worker.pid, worker.moved_us, worker.spoke = RUNNING, event.pid, now_us, False
         worker.uncounted = True
         told = e.Tell("detail", f"worker {worker.number} runs as process {event.pid}, generation {worker.gen}")
         return [told, e.Signal(worker.number, worker.gen, SIGTERM)] if self.ending else [told]
 
     def on_spawn_failed(self, event: e.SpawnFailed, now_us: int) -> list[Any]:
-        worker = self.workers[event.worker]
+        worker = self.worker(event.worker)
         worker.outcome, worker.status = FAILED, event.exit_code
         text = f"worker {event.worker} on {self._host} could not be started: {event.text}"
         return [Verdict(FAILED, text, event.exit_code), *self._leave(worker, "restarting")]
@@ -119,7 +123,7 @@ class Crew:
 
     def on_looked(self, event: e.Looked, now_us: int) -> list[Any]:
         """How a program is.  A channel that is gone was closed by somebody else: its worker takes part no more."""
-        worker = self.workers[event.worker]
+        worker = self.worker(event.worker)
         if worker.phase != RUNNING or worker.gen != event.gen:
             return []
         worker.spoke, worker.state = event.spoke, event.state
@@ -140,7 +144,7 @@ class Crew:
     # -- out ------------------------------------------------------------------------------------------------------------
 
     def on_exited(self, event: e.Exited, now_us: int) -> list[Any]:
-        worker = self.workers[event.worker]
+        worker = self.worker(event.worker)
         if event.gen != worker.gen or worker.phase != RUNNING:
             return []
         worker.status, worker.tail, worker.pid = event.status, event.tail, 0
@@ -167,6 +171,7 @@ class Crew:
         worker.clocks = max(worker.clocks, int(event.fields.get("clocks") or 0))
         worker.last_error = str(event.fields.get("last_error") or worker.last_error)
         worker.uncounted = False
+        self.members = int(event.fields.get("members") or 0)
         if worker.how != LOST_WORKER:  # the second word on the same generation counts nothing again
             worker.pushes += int(event.fields.get("pushes") or 0)
         dropped = e.DropChannel(worker.number, worker.gen)
@@ -175,9 +180,12 @@ class Crew:
         if worker.how == LOST_WORKER:
             worker.phase = ENDED
             return [dropped]
-        if self.ending:
+        if self.ending and self.plan.joins is None:
             worker.phase, worker.outcome = ENDED, worker.outcome or STOPPED
             return [dropped]
+        if self.ending:  # the job goes on without it, and nobody must wait for it
+            worker.outcome = worker.outcome or STOPPED
+            return [dropped, *self._leave(worker, LOST_WORKER)]
         return [dropped, *self._died(worker)]
 
     def _finished(self, worker: Worker) -> list[Any]:
@@ -201,11 +209,13 @@ class Crew:
         of memory, somebody's hand) may come at any time, and says nothing of the program.
         """
         status, spec = worker.status, self.plan.spec
+        policy = spec.on_worker_loss if self.plan.joins is None else "shrink"  # those that were there before do not wait for it
         assert status is not None
         exhausted = worker.restarts >= spec.max_restarts
         deterministic = status > 0 or (worker.pushes == 0 and status in words.CRASHES)
-        if deterministic or (exhausted and spec.on_worker_loss == "stop"):
-            return [self._failure(worker, status)]
+        if deterministic or (exhausted and policy == "stop"):
+            failure = self._failure(worker, status)
+            return [failure, *(self._leave(worker, LOST_WORKER) if self.plan.joins is not None else [])]
 
         what = f"worker {worker.number} was {words.ending(status)} {words.when(worker.clocks, worker.pushes)}"
         if not exhausted:
@@ -215,8 +225,8 @@ class Crew:
 
         what = f"{what}, after {words.count(worker.restarts, 'restart')}"
         worker.outcome = LOST_WORKER
-        if spec.on_worker_loss == "shrink":
-            unseen = data.unseen(self.plan.data, worker.number, self.plan.workers, self.plan.result)
+        if policy == "shrink":
+            unseen = data.unseen(self.plan.data, worker.number - self.plan.first, self.plan.workers, self.plan.result)
             out = self._warn(f"{what}; going on without it (shrink): {unseen}")
             return out + self._leave(worker, LOST_WORKER)
         worker.phase = HELD

@@ -163,10 +163,10 @@ def named(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMED_MAX]) + more
 
 
-def lines(data: Data, workers: int, directory: str) -> list[str]:
-    """What each worker reads, for the first lines of a run."""
+def lines(data: Data, workers: int, directory: str, first: int = 0) -> list[str]:
+    """What each worker reads, for the first lines of a run; `first` is the number of the first of them."""
     if data.kind == FILES:
-        return [f"data: worker {worker} reads {named(data.of(worker, workers, directory))}" for worker in range(workers)]
+        return [f"data: worker {first + worker} reads {named(data.of(worker, workers, directory))}" for worker in range(workers)]
     if data.kind == SHARD:
         return [f"data: {data.source} ({data.cut}) is shuffled and cut into {workers} slices: {named([data.of(worker, workers, directory)[0] for worker in range(workers)])}"]
     if data.kind == PIECES:

@@ -54,7 +54,7 @@ def worker_environment(
     result.update(plan.variables)
     result.update(
         environment(
-            info, directory, local_worker=info.worker, local_workers=plan.workers, out=plan.out(info.worker), plugml_version=version
+            info, directory, local_worker=info.worker - plan.first, local_workers=plan.workers, out=plan.out(info.worker), plugml_version=version
         )
     )
     return result

@@ -48,9 +48,9 @@ def host_name() -> str:
 def check_programs(plan: RunPlan, environ: Mapping[str, str]) -> None:
     """Refuse a command that surely cannot be started, before anything else is."""
     path = dict(plan.variables).get("PATH", environ.get("PATH", os.defpath))
-    for command in dict.fromkeys(plan.arguments(worker)[0] for worker in range(plan.workers)):
+    for command in dict.fromkeys(plan.arguments(worker)[0] for worker in plan.numbers):
         check_program(command, path, plan.directory)
-    inputs = Counter(plan.stdin_of(worker) for worker in range(plan.workers))
+    inputs = Counter(plan.stdin_of(worker) for worker in plan.numbers)
     later = plan.data.kind == SHARD and DATA in plan.stdin  # the slices are cut when all has been looked at
     for name, readers in inputs.items():
         if name and not later:

@@ -62,6 +62,7 @@ class RunMachine(Interrupted):
         self._unheard = 0  # polls that found the last one unanswered
         self._kill_us: int | None = None
         self._patience_us: int | None = None  # an end does not wait for ever for somebody's word
+        self._waits_for_joined = False
         self.lost = False  # servers were, with all that they held: that is why the run ends
         self.interrupted()
         self._handlers: dict[type[Any], Callable[[Any, int], list[Any]]] = {
@@ -148,7 +149,8 @@ class RunMachine(Interrupted):
             return []
         self.phase = REGISTERING
         self.watch.moved(now_us)
-        return [self._ask("register", spec=self.plan.spec.to_document())]
+        joins = {"job": self.plan.joins.job, "joined": 1} if self.plan.joins is not None else {}
+        return [self._ask("register", spec=self.plan.spec.to_document(), **joins)]
 
     def _on_agent_down(self, event: e.AgentDown, now_us: int) -> list[Any]:
         if not self._up:
@@ -180,7 +182,7 @@ class RunMachine(Interrupted):
             return []
         op, number = asked
         handler = self._answers[op]
-        return handler(self.crew.workers[number], event, now_us) if number >= 0 else handler(event, now_us)
+        return handler(self.crew.worker(number), event, now_us) if number >= 0 else handler(event, now_us)
 
     def _registered_as(self, event: e.Answer, now_us: int) -> list[Any]:
         taken = event.code == Code.COLLIDE.name
@@ -217,6 +219,8 @@ class RunMachine(Interrupted):
             failed = self.saver.nobody_has_it(reason) + self._saved(now_us) if self.phase == SAVING else []
             self.lost = self.verdict is None
             return [Verdict(LOST, text, EX_WORLD, gone=True), *failed]
+        if state == FINISHED and self.plan.joins is not None:
+            return [e.Tell("info", f"job {self.plan.spec.name} has come to its end"), Verdict(FINISHED, "the job has come to its end", self._least_code())]
         if state in (STOPPED, FAILED) and self.phase not in (SAVING, CLOSING):
             exit_code = EX_STOPPED if state == STOPPED else EX_WORLD
             what = "was stopped from outside" if state == STOPPED else "has failed"
@@ -272,6 +276,8 @@ class RunMachine(Interrupted):
         if rest:
             asleep = self.phase == ENDING and not self.crew.which(RUNNING, MAKING, STARTING)
             return self._wait_a_while(now_us) if asleep else []
+        if not self.verdict and self.plan.joins is None and self.crew.members > len(held):
+            return self._wait_for_joined(self.crew.members - len(held))
         if held:
             text = f"{words.names([worker.number for worker in held])} did not come back, and nobody else is at work"
             status = held[0].status
@@ -281,6 +287,14 @@ class RunMachine(Interrupted):
             self.verdict = Verdict(FAILED, "every worker was unplugged from outside: its channel is gone", EX_WORLD)
         self.verdict = self.verdict or Verdict(FINISHED, self.referee.ended_by() or "all workers have finished", self._least_code())
         return self._judge_last(now_us)
+
+    def _wait_for_joined(self, count: int) -> list[Any]:
+        """Workers of other launchers train on: what they push belongs to the result."""
+        if self._waits_for_joined:
+            return []
+        self._waits_for_joined = True
+        have = "has" if count == 1 else "have"
+        return [e.Tell("info", f"all workers of this run have ended; {words.count(count, 'worker')} that {have} joined the job still {'trains' if count == 1 else 'train'}: waiting. Ctrl-C saves the result and ends the job")]
 
     def _judge_last(self, now_us: int) -> list[Any]:
         """A run that came to its end evaluates what came of it."""
@@ -318,6 +332,8 @@ class RunMachine(Interrupted):
     def _save(self, now_us: int) -> list[Any]:
         """Save what was trained, unless there is nothing, or nobody who has it."""
         assert self.verdict
+        if self.plan.joins is not None:  # values and job are the affair of the launcher that began it
+            return self._finish(now_us)
         self.phase, self._poll_us, self._kill_us, self._patience_us = SAVING, None, None, None
         self.watch.moved(now_us)
         gone = self.verdict.gone or self.crew.deserted
@@ -359,7 +375,7 @@ class RunMachine(Interrupted):
     def _close(self, now_us: int) -> list[Any]:
         assert self.verdict
         self.phase = CLOSING
-        if self.crew.deserted:
+        if self.crew.deserted or self.plan.joins is not None:
             return self._finish(now_us)
         self._wait_a_while(now_us)
         state = FAILED if self.verdict.state == LOST else self.verdict.state

@@ -78,9 +78,9 @@ class Run:
         self.screen = Screen()
         self.colour = not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
         merge = options.json  # then stdout is for the summary alone
-        self.outputs = [
-            WorkerOutput(worker, place.logs / f"w{worker}.log", self.screen, merge, self.colour) for worker in range(plan.workers)
-        ]
+        self.outputs = {
+            worker: WorkerOutput(worker, place.logs / f"w{worker}.log", self.screen, merge, self.colour) for worker in plan.numbers
+        }
         self.programs: dict[tuple[int, int], Child] = {}
         judge = WorkerOutput(plan.workers, place.logs / LOG, self.screen, merge, self.colour, "eval")
         self.evaluations = Evaluations(loop, place, environ, self.cpus, guard, judge, self._feed, self._in_thread)
@@ -107,7 +107,7 @@ class Run:
     @property
     def lost(self) -> bool:
         """Whether it ended since its servers did, with a job that wants to go back to a checkpoint then."""
-        return self.finish is not None and self.machine.lost and self.plan.spec.on_lost == "restore"
+        return self.finish is not None and self.machine.lost and self.plan.joins is None and self.plan.spec.on_lost == "restore"
 
     def train(self) -> None:
         """The run, until it is over and nothing of it is left running."""
@@ -312,9 +312,10 @@ class Run:
     def opening(self, notes: list[str]) -> None:
         """The first lines."""
         plan = self.plan
-        self.say("info", f"job {plan.spec.name}: {words.step_line(plan)}")
+        if plan.joins is None:
+            self.say("info", f"job {plan.spec.name}: {words.step_line(plan)}")
         thread_words = thread_note({**self.environ, **dict(plan.variables)}, self.cpus, plan.workers)
-        shown = data.lines(plan.data, plan.workers, plan.result)
+        shown = data.lines(plan.data, plan.workers, plan.result, plan.first)
         if len(shown) > words.NAMED_MAX and not self.options.verbose:
             shown = [*shown[: words.NAMED_MAX], f"data: ... {len(shown)} workers in all; result.json says who reads what"]
         rules = rule_lines(plan.rules, words.command_line(plan.rules.command))
@@ -337,7 +338,7 @@ class Run:
             self.say("info", f"SIGTERM came when the result was saved already: exit code {exit_code}")
         for line in words.closing_lines(summary):
             self.say("info", line)
-        for output in self.outputs:
+        for output in self.outputs.values():
             if output.log_error:
                 self.say("warn", f"the log of a worker is not whole: {output.log_error}")
         if self.options.json:
@@ -385,7 +386,7 @@ class Run:
                 job.result().close()
         for key in list(self.channels):
             self._drop_channel(e.DropChannel(*key))
-        for worker, output in enumerate(self.outputs):
+        for worker, output in self.outputs.items():
             output.close()
             if self.plan.private_dir:
                 private.unlink_all(self.plan, worker)

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core.clock import BSP
 from ..core.errors import UsageError
@@ -44,6 +44,15 @@ NAMES_MAX = 9_999  # suffixes tried for a default name
 NAME_BYTES_MAX = 40  # of a default name, so that a suffix and a worker's number still fit
 
 
+class Joins(NamedTuple):
+    """What a launcher adds to a running job: `workers`, from number `first` on.  `launcher` is drawn, so that the master knows the question again."""
+
+    job: int
+    workers: int
+    first: int
+    launcher: str
+
+
 @dataclass(slots=True, frozen=True)
 class RunPlan:
     """A checked run.  `spec.name` may still get a suffix when `name_given` is false and the name is taken."""
@@ -67,10 +76,26 @@ class RunPlan:
     notes: tuple[str, ...] = field(default=())  # said once at the start
     saves: Saves = field(default=Saves())
     finished_before: bool = False  # an earlier run has left its finished result in the place
+    joins: Joins | None = None  # the running job that its workers join; None = it begins one
 
     @property
     def workers(self) -> int:
-        return self.spec.workers
+        """How many are this launcher's own."""
+        return self.spec.workers if self.joins is None else self.joins.workers
+
+    @property
+    def first(self) -> int:
+        """Number of the first of them."""
+        return 0 if self.joins is None else self.joins.first
+
+    @property
+    def numbers(self) -> range:
+        return range(self.first, self.first + self.workers)
+
+    @property
+    def in_all(self) -> int:
+        """Workers of the job when these have come, `{workers}`."""
+        return self.first + self.workers
 
     @property
     def result(self) -> str:
@@ -96,15 +121,15 @@ class RunPlan:
 
     def fill(self, text: str, worker: int) -> str:
         """Replace `{worker} {workers} {seed} {out}`; every other brace stays as it is."""
-        values = {"worker": str(worker), "workers": str(self.workers), "seed": str(self.seed(worker)), "out": self.out(worker)}
+        values = {"worker": str(worker), "workers": str(self.in_all), "seed": str(self.seed(worker)), "out": self.out(worker)}
         return _BRACES.sub(lambda match: values[match.group(1)], text)
 
     def data_of(self, worker: int) -> tuple[str, ...]:
         """What `{data}` stands for."""
-        return self.data.of(worker, self.workers, self.result)
+        return self.data.of(worker - self.first, self.workers, self.result)
 
     def arguments(self, worker: int) -> list[str]:
-        filled = [self.fill(word, worker) for word in self.commands[worker]]
+        filled = [self.fill(word, worker) for word in self.commands[worker - self.first]]
         names = self.data_of(worker)
         return [part for word in filled for part in fill_word(word, names)] if names else filled
 
@@ -155,9 +180,9 @@ def make_plan(file: Mapping[str, Any], file_name: str, flags: Mapping[str, Any],
     """
     said = describe(file, file_name, flags)
     job = said.job
-    commands = _commands_of(said)
+    commands = commands_of(said)
     servers = _servers_of(job)
-    torch, variables = _environment(job.get("env", ()))
+    torch, variables = environment_of(job.get("env", ()))
     name = job.get("name") or default_name(commands[0])
     rules = parse_rules(said.evaluate, said.stop, bool(said.result.get("keep_best")))
     data = parse_data(said.data, said.stop.get("passes"))
@@ -168,7 +193,7 @@ def make_plan(file: Mapping[str, Any], file_name: str, flags: Mapping[str, Any],
     check_names(spec.tables, {*formats, *(DEFAULT if rules.command else ())})  # an evaluation reads the usual ones
     plan = RunPlan(
         spec, commands, bool(job.get("name")), directory, job.get("cluster", ""), servers, said.result.get("dir") or RESULT_DIR,
-        _ok_exit(job.get("ok_exit", ())), _grace_us(job.get("grace", GRACE_S)), job.get("stdin", ""), torch, variables,
+        ok_exit_of(job.get("ok_exit", ())), grace_of(job.get("grace", GRACE_S)), job.get("stdin", ""), torch, variables,
         bool(job.get("private_dir")), data, rules, formats, saves=parse_saves(said.checkpoint),
     )  # fmt: skip
     return replace(plan, notes=tuple(_notes(plan)))
@@ -210,7 +235,7 @@ def _notes(plan: RunPlan) -> list[str]:
     return notes
 
 
-def _commands_of(said: Description) -> tuple[tuple[str, ...], ...]:
+def commands_of(said: Description) -> tuple[tuple[str, ...], ...]:
     """One command for each worker, in order of their numbers."""
     workers = said.job.get("workers")
     if workers is not None and not 1 <= workers <= Limits().workers_max:
@@ -255,20 +280,20 @@ def _spec(said: Description, name: str, workers: int, directory: str, rules: Rul
     return spec
 
 
-def _ok_exit(codes: Sequence[object]) -> frozenset[int]:
+def ok_exit_of(codes: Sequence[object]) -> frozenset[int]:
     for code in codes:
         if not isinstance(code, int) or isinstance(code, bool) or not 0 <= code <= 255:
             raise UsageError(f"ok_exit: {code!r} is no exit code; from 0 to 255")
     return frozenset({0, *(code for code in codes if isinstance(code, int))})
 
 
-def _grace_us(seconds: float) -> int:
+def grace_of(seconds: float) -> int:
     if not 0 <= seconds <= 86_400:
         raise UsageError(f"grace = {seconds}; seconds from 0 to 86400")
     return int(seconds * SECOND)
 
 
-def _environment(words: Sequence[object]) -> tuple[bool, tuple[tuple[str, str], ...]]:
+def environment_of(words: Sequence[object]) -> tuple[bool, tuple[tuple[str, str], ...]]:
     """`torch` and NAME=VALUE pairs."""
     torch, variables = False, []
     for word in words:

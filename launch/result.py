@@ -130,7 +130,7 @@ def _look(directory: Path, plan: RunPlan) -> None:
         pass  # it will be made
     except OSError as error:  # a name that is too long, a file on the way
         raise _not_writable(directory, error) from error
-    inside = [directory / name for name in (LOGS, *(f"w{worker}" for worker in range(plan.workers)), FAILED, CUT_SHORT, *["best"] * plan.rules.keep_best)]
+    inside = [directory / name for name in (LOGS, *(f"w{worker}" for worker in plan.numbers), FAILED, CUT_SHORT, *["best"] * plan.rules.keep_best)]
     for place in (directory, *inside):
         while not os.path.lexists(place) and place != place.parent:
             place = place.parent
@@ -188,7 +188,7 @@ def _make(directory: Path, plan: RunPlan) -> list[Path]:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / LOGS).mkdir(exist_ok=True)
-        for worker in range(plan.workers):
+        for worker in plan.numbers:
             (directory / f"w{worker}").mkdir(exist_ok=True)
     except OSError as error:
         raise _not_writable(directory, error) from error

@@ -68,10 +68,11 @@ class Interrupted:
             return [*killed, e.Tell("error", self.verdict.reason), *cleared, *self._finish(now_us)]
         if self.phase in (JUDGING, SAVING, CLOSING):
             return self._signalled_late(name, event.signum, now_us)
-        if event.signum == SIGTERM and self.phase == TRAINING and self._up and running and self.plan.spec.checkpoint_dir:
+        if event.signum == SIGTERM and self.phase == TRAINING and self._up and running and self.plan.spec.checkpoint_dir and self.plan.joins is None:
             return self._checkpoint_first(now_us)
         grace = f" (SIGKILL after {words.span(self.plan.grace_us)})" if running else ""
-        text = f"{name}: stopping the workers{grace}, then saving the result; once more ends at once"
+        then = "saving the result" if self.plan.joins is None else "leaving the job, which goes on"
+        text = f"{name}: stopping the workers{grace}, then {then}; once more ends at once"
         return [e.Tell("info", text), Verdict(STOPPED, f"stopped by {name}", 128 + event.signum)]
 
     def _signalled_late(self, name: str, signum: int, now_us: int) -> list[Any]:

@@ -21,7 +21,7 @@ from ..core.errors import PlugmlError, UsageError
 from ..runtime import checkpoints
 from ..runtime.descriptors import fill_standard
 from ..shm_protocol.root import check_place
-from . import datafiles, discovery, host, resume, words
+from . import datafiles, discovery, host, join, resume, words
 from .check import Room, check_document, check_lines
 from .discovery import ClusterFile
 from .environment import thread_note
@@ -87,7 +87,8 @@ def check_run(plan: RunPlan, options: Options, environ: Mapping[str, str]) -> in
 
 def look_around(plan: RunPlan, environ: Mapping[str, str]) -> tuple[RunPlan, Room]:
     """Programs, files and space, as far as they can be known before the start; the plan with its input.  Raises `PlugmlError`."""
-    plan = plan.with_data(datafiles.look(plan.data, plan.workers, plan.directory))
+    looked = datafiles.look(plan.data, plan.workers, plan.directory)
+    plan = plan.with_data(looked) if plan.joins is None else replace(plan, data=looked)
     host.check_programs(plan, environ)
     host.check_place(plan)
     host.check_init_files(plan)
@@ -105,6 +106,8 @@ def run_plan(plan: RunPlan, options: Options, environ: Mapping[str, str]) -> int
     notes = ["" if plan.stdin else host.stdin_note(0)]
     plan, _room = look_around(plan, environ)
     early.check()
+    if plan.joins is not None:
+        plan = join.claim_numbers(plan, environ)
     plan, told = resume.resolve(plan)
     notes += told
     restores: dict[int, int] = {}  # by clock
@@ -125,11 +128,11 @@ def _attempt(plan: RunPlan, options: Options, environ: Mapping[str, str], notes:
     try:
         file, note = cluster_of(plan, environ)
         plan, place = claim(plan)
-        plan, told = with_checkpoints(plan)
+        plan, told = with_checkpoints(plan) if plan.joins is None else (plan, join.notes(plan))
         notes = [*notes, note, *told]
         try:
             plan, told = _with_input(plan, place, early)
-            run = Run(_signed(plan, place), options, environ, place, file.root, loop, guard)
+            run = Run(_signed(plan, place) if plan.joins is None else plan, options, environ, place, file.root, loop, guard)
             _on_ground(run, file, [*notes, *told], early)
             return (None if run.lost else run.closing()), run
         finally:
@@ -210,7 +213,7 @@ def _on_ground(run: Run, file: ClusterFile, notes: list[str], early: Early) -> N
 def _signed(plan: RunPlan, place: Place) -> RunPlan:
     """The job says who runs it and where its logs are; the random word keeps two equal jobs apart."""
     command, run = words.command_line(plan.commands[0]), secrets.token_hex(8)
-    return plan.with_settings(command=command, host=host.host_name(), pid=os.getpid(), run=run, logs=str(place.logs))
+    return plan.with_settings(command=command, host=host.host_name(), pid=os.getpid(), run=run, logs=str(place.logs), data=plan.data.kind)
 
 
 def _threads(plan: RunPlan, environ: Mapping[str, str]) -> str:

@@ -47,8 +47,8 @@ class Watch:
         """Take an answer to `standing`."""
         moved = False
         for word, finished in dict(fields.get("clocks") or {}).items():
-            if int(word) < len(self._crew.workers):
-                worker = self._crew.workers[int(word)]
+            if int(word) in self._crew.plan.numbers:
+                worker = self._crew.worker(int(word))
                 if finished > worker.clocks:
                     worker.clocks, worker.moved_us, moved = finished, now_us, True
         closed = max(self.closed, int(fields.get("closed") or 0))
@@ -56,6 +56,7 @@ class Watch:
             self.moved(now_us)
         self.closed = closed
         self.slowest = max(self.slowest, int(fields.get("slowest") or 0))
+        self._crew.members = int(fields.get("members") or 0)
         self.waiting = [int(worker) for worker in fields.get("waiting") or ()]
         self.staleness = list(fields.get("staleness") or self.staleness)
 

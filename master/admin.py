@@ -87,7 +87,7 @@ def job_row(found: Job, ring_ranges: int) -> dict[str, Any]:
         lines = [*lines[:LINES_MAX], f"... and {len(lines) - LINES_MAX} tables more: plugml status {found.spec.name}"]
     return {
         "job": found.number, "name": found.spec.name, "state": found.state, "reason": found.reason,
-        "workers": found.spec.workers, "attached": len(found.attached), "consistency": found.spec.consistency,
+        "workers": found.workers, "joined": found.workers - found.spec.workers, "attached": len(found.attached), "consistency": found.spec.consistency,
         "combine": found.spec.combine, "copies": found.spec.copies, "min_insync": found.spec.min_insync,
         "missing": sum(len(seat.replicas) < found.spec.copies for seat in found.seats.values()),
         "learners": sum(bool(seat.learner) for seat in found.seats.values()),

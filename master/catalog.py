@@ -76,6 +76,14 @@ class Attachment(NamedTuple):
     request: int
 
 
+class Joined(NamedTuple):
+    """Workers that joined the running job together: their numbers from `first` on, and what their launcher drew to be known by."""
+
+    first: int
+    workers: int
+    launcher: str
+
+
 class Saved(NamedTuple):
     """The newest checkpoint of a job that is kept, and what went wrong since, "" = nothing.  `place` is the directory of them all."""
 
@@ -97,6 +105,12 @@ class Job(NamedTuple):
     attached: dict[int, Attachment]
     moves: dict[int, tuple[Move, ...]] = {}  # by range: ordered and not done yet, the next one first; never changed in place
     saved: Saved = Saved()
+    joins: tuple[Joined, ...] = ()  # in order of their numbers
+
+    @property
+    def workers(self) -> int:
+        """All that have ever had a part: the next one to join has this number."""
+        return self.joins[-1].first + self.joins[-1].workers if self.joins else self.spec.workers
 
     @property
     def running(self) -> bool:
@@ -114,7 +128,7 @@ class Job(NamedTuple):
         """What servers and agents are told."""
         seats = {n: Assignment(seat.epoch, seat.replicas, seat.learner, seat.born) for n, seat in self.seats.items()}
         gens = {worker: item.gen for worker, item in self.attached.items()}
-        return JobMap(self.number, token, self.spec, self.state, self.reason, ring_ranges, seats, self.endpoints, gens)
+        return JobMap(self.number, token, self.spec, self.state, self.reason, ring_ranges, seats, self.endpoints, gens, self.workers - self.spec.workers)
 
 
 class State(NamedTuple):
@@ -247,6 +261,7 @@ def _pack_job(job: Job) -> list[Any]:
     return [
         job.number, _lean(job.spec), job.state, job.reason, job.why, job.asker, names, endpoints,
         _pack_seats(job.seats, position), agents, attached, moves, list(job.saved) if any(job.saved) else [],
+        [list(join) for join in job.joins],
     ]  # fmt: skip
 
 
@@ -282,21 +297,21 @@ def _unpack_seats(packed: Any, names: Any) -> dict[int, Seat]:
 
 def _unpack_job(item: Any, document: Any) -> Job:
     """The job, checked as a map: what nodes would refuse is refused here, at the start."""
-    number, spec, state, reason, why, asker, names, endpoints, packed, agents, attached, moves, *saved = item
+    number, spec, state, reason, why, asker, names, endpoints, packed, agents, attached, moves, saved, joins = item
     seats = _unpack_seats(packed, names)
     found = JobMap.from_document(
         {
             "number": number, "token": document["token"], "spec": spec, "state": state, "reason": reason,
             "ring_ranges": document["ring_ranges"], "endpoints": dict(zip(names, endpoints)),
             "ranges": [(n, seat.epoch, seat.replicas, seat.learner, seat.born) for n, seat in seats.items()],
-            "gens": [(worker, gen) for worker, gen, _, _ in attached],
+            "gens": [(worker, gen) for worker, gen, _, _ in attached], "joined": sum(workers for _, workers, _ in joins),
         }
     )  # fmt: skip
     job = Job(
         number, found.spec, state, reason, why, asker, seats, found.endpoints,
         {worker: Attachment(gen, agents[at], request) for worker, gen, at, request in attached},
         {n: tuple(Move(str(source), str(target)) for source, target in items) for n, *items in moves if items},
-        Saved(*saved[0]) if saved and saved[0] else Saved(),
+        Saved(*saved) if saved else Saved(), tuple(Joined(*join) for join in joins),
     )  # fmt: skip
     if set(job.servers()) != set(job.endpoints) or not job.moves.keys() <= seats.keys():
         raise ValueError(f"job {number} has servers without endpoints, or moves without ranges")

@@ -17,7 +17,7 @@ from ..core.jobmap import FAILED, FINISHED, LOST, RUNNING, STOPPED
 from ..core.limits import KIB, Limits
 from ..core.ring import plural
 from ..wire import messages as m
-from .catalog import Attachment, Job, NodeRecord, Seat, State, node_id
+from .catalog import Attachment, Job, Joined, NodeRecord, Seat, State, node_id
 from .placement import place, too_many_blocks
 from .seats import DROP, held_alone, reseated, with_seats, without
 
@@ -217,7 +217,7 @@ def _placed(state: State, spec: JobSpec, sender: str, sight: Sight, limits: Limi
 def map_bytes(job: Job, ring_ranges: int) -> int:
     """Bytes of the message with the job's map once all its workers have been attached."""
     document = job._replace(attached={}).map(TOKEN_TRUSTED, ring_ranges).to_document()
-    return packed_bytes(document, depth=32) + job.spec.workers * GEN_BYTES + MAP_ROOM_BYTES
+    return packed_bytes(document, depth=32) + job.workers * GEN_BYTES + MAP_ROOM_BYTES
 
 
 def _at_its_largest(job: Job, known: dict[str, str]) -> Job:
@@ -280,8 +280,8 @@ def attach(state: State, sender: str, ask: m.AttachAsk) -> Outcome:
     if not job.running:
         code = Code.NOSERVER if job.state == LOST else Code.STOP
         return told(state, code, f"job {job.spec.name!r} is {job.state}" + (f": {job.reason}" if job.reason else ""), 0)
-    if ask.worker >= job.spec.workers:
-        return told(state, Code.RANGE, f"worker {ask.worker}: job {job.spec.name!r} has workers 0 to {job.spec.workers - 1}", 0)
+    if ask.worker >= job.workers:
+        return told(state, Code.RANGE, f"worker {ask.worker}: job {job.spec.name!r} has workers 0 to {job.workers - 1}", 0)
 
     last = job.attached.get(ask.worker)
     if last is not None and last.agent == sender and ask.request <= last.request:
@@ -293,6 +293,36 @@ def attach(state: State, sender: str, ask: m.AttachAsk) -> Outcome:
     attached = {**job.attached, ask.worker: Attachment(gen, sender, ask.request)}
     # Generations travel with the next map: nobody decides by them, so the token stays and no node is disturbed.
     return told(state._replace(jobs={**state.jobs, job.number: job._replace(attached=attached)}), Code.OK, "", gen)
+
+
+def more(state: State, sender: str, ask: m.MoreAsk, size: Callable[[State], int], limits: Limits) -> Outcome:
+    """Numbers for workers that join a running job: the next ones, and the same again for the same launcher."""
+
+    def told(after: State, code: Code, text: str, job: int = 0, first: int = 0) -> Send:
+        return Send(sender, m.MoreTold(ask.request, code, text, job, first, after.token))
+
+    job = state.job_named(ask.name)
+    if job is None:
+        return Outcome(state, (told(state, Code.RANGE, f"no job {ask.name!r} runs here: `plugml jobs` lists those that do"),))
+    known = next((join for join in job.joins if join.launcher == ask.launcher), None)
+    if not job.running:
+        code = Code.NOSERVER if job.state == LOST else Code.STOP
+        return Outcome(state, (told(state, code, f"job {ask.name!r} is {job.state}" + (f": {job.reason}" if job.reason else "")),))
+    if known is not None or not ask.workers:
+        return Outcome(state, (told(state, Code.OK, "", job.number, known.first if known is not None else job.workers),))
+
+    first = job.workers
+    if first + ask.workers > limits.workers_max:
+        text = f"job {ask.name!r} has had {plural(first, 'worker')}, and at most {limits.workers_max} may ever have a part in one"
+        return Outcome(state, (told(state, Code.RANGE, text),))
+    grown = job._replace(joins=(*job.joins, Joined(first, ask.workers, ask.launcher)))
+    after = state.with_job(grown)
+    nbytes = map_bytes(_at_its_largest(grown, grown.endpoints), state.ring_ranges)
+    if nbytes > limits.control_bytes_max or size(after) > limits.state_bytes_max:
+        text = f"job {ask.name!r} can take no more workers: its map, or the master's state, would grow too large"
+        return Outcome(state, (told(state, Code.NOSPC, text),))
+    log = Log("joined", {"job": job.number, "name": ask.name, "first": first, "workers": ask.workers, "agent": sender})
+    return Outcome(after, (log, told(after, Code.OK, "", job.number, first)), (job.number,))
 
 
 def end(state: State, number: int, ending: str, reason: str) -> Outcome:

@@ -60,7 +60,7 @@ class MasterMachine:
         self.stranded = ""  # why nobody is declared dead, "" = there is no reason
         self._handlers: dict[type[Any], Callable[[str, Any, int], list[Any]]] = {
             m.Register: self._on_register, m.Beat: self._on_beat, m.JobAsk: self._on_job_ask,
-            m.AttachAsk: self._on_attach_ask, m.MapAsk: self._on_map_ask, m.JobEnd: self._on_job_end,
+            m.AttachAsk: self._on_attach_ask, m.MoreAsk: self._on_more_ask, m.MapAsk: self._on_map_ask, m.JobEnd: self._on_job_end,
             m.NodeExit: self._on_node_exit, m.SeatAsk: self._on_seat_ask, m.Admin: self._on_admin, Unreached: self._on_unreached,
             m.Retire: self._on_retire,
             m.SaveEnd: lambda sender, ask, now_us: self._submit(("save", sender, ask), lambda state: saves.note(state, sender, ask)),
@@ -323,6 +323,12 @@ class MasterMachine:
             return []  # a late word of a dead agent would fence its successor
         self._listen(ask.job, sender)
         return self._submit(("attach", sender, ask), lambda state: decisions.attach(state, sender, ask))
+
+    def _on_more_ask(self, sender: str, ask: m.MoreAsk, now_us: int) -> list[Any]:
+        if sender in self.members.dead:
+            return []
+        size, limits = self.ledger.packer.size, self.limits
+        return self._submit(("more", sender, ask), lambda state: decisions.more(state, sender, ask, size, limits))
 
     def _on_map_ask(self, sender: str, ask: m.MapAsk, now_us: int) -> list[Any]:
         state = self._state()

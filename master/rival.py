@@ -19,7 +19,7 @@ from .leadership import Leadership
 from .machine import MasterMachine
 
 #: What nodes and people say to a master.
-TO_A_MASTER = frozenset({m.Register, m.Beat, m.JobAsk, m.AttachAsk, m.MapAsk, m.JobEnd, m.NodeExit, m.SeatAsk, m.SaveEnd, m.Retire, m.Admin})
+TO_A_MASTER = frozenset({m.Register, m.Beat, m.JobAsk, m.AttachAsk, m.MoreAsk, m.MapAsk, m.JobEnd, m.NodeExit, m.SeatAsk, m.SaveEnd, m.Retire, m.Admin})
 
 
 class RivalMaster:

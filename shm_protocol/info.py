@@ -129,15 +129,15 @@ class Info(NamedTuple):
     sem: str = ""
 
     @classmethod
-    def of(cls, spec: JobSpec, worker: int, gen: int, boot_id: str, clock: int, number: int = 0) -> Info:
-        """The channel of `worker` in a job; `boot_id` as 32 hex digits (`root.boot_id()`)."""
+    def of(cls, spec: JobSpec, worker: int, gen: int, boot_id: str, clock: int, number: int = 0, workers: int = 0) -> Info:
+        """The channel of `worker` in a job of so many `workers` (0 = as it began); `boot_id` as 32 hex digits (`root.boot_id()`)."""
         offsets = {placed.table.name: placed.offset for placed in spec.layout.places}
         tables = tuple(InfoTable.of(table, offsets.get(table.name, 0)) for table in spec.tables)
         elements = sum(table.elements for table in tables)
         seed = mix((mix(spec.seed) + worker) & MASK) >> 33
         cap, cap_idx = caps(tables)
         return cls(
-            spec.name, worker, spec.workers, gen, boot_id, clock, seed, elements, cap, cap_idx, cap, tables, number, spec.bell
+            spec.name, worker, workers or spec.workers, gen, boot_id, clock, seed, elements, cap, cap_idx, cap, tables, number, spec.bell
         )  # fmt: skip
 
     @property

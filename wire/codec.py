@@ -165,6 +165,8 @@ SHAPES: tuple[Shape, ...] = (
     _shape(56, m.NotLeader),
     _shape(57, m.SaveEnd, a="number", b="clock"),
     _shape(58, m.Retire),
+    _shape(59, m.MoreAsk, a="workers"),
+    _shape(60, m.MoreTold, a="code", b="first"),
 )
 _BY_CLASS = {shape.cls: shape for shape in SHAPES}
 _BY_TYPE = {shape.number: shape for shape in SHAPES}

@@ -79,6 +79,29 @@ class AttachTold(NamedTuple):
     gen: int
 
 
+class MoreAsk(NamedTuple):
+    """More workers for the running job of this name, `workers` of them; 0 = only tell how things stand.
+
+    `launcher` is drawn by who asks for them: asked again with the same one, it is told the same numbers, whoever carries the question.
+    """
+
+    request: int
+    name: str
+    workers: int
+    launcher: str
+
+
+class MoreTold(NamedTuple):
+    """The workers are `first`, `first` + 1 ...: numbers that nobody has had.  A map of version `token` knows of them."""
+
+    request: int
+    code: int
+    text: str
+    job: int
+    first: int
+    token: int
+
+
 class MapAsk(NamedTuple):
     """Send me the map of a job (JobMap document) whenever you have one of version `token` or later."""
 

@@ -52,6 +52,8 @@ from .control import JobEnd as JobEnd
 from .control import JobTold as JobTold
 from .control import MapAsk as MapAsk
 from .control import MapTold as MapTold
+from .control import MoreAsk as MoreAsk
+from .control import MoreTold as MoreTold
 from .control import NodeExit as NodeExit
 from .control import NotLeader as NotLeader
 from .control import Register as Register
@@ -300,7 +302,7 @@ Message = Union[
     Push, PushAck, Partial, LastAsk, LastTold, Init, InitAck, Pull, PullAt, Scan, Scanned, Values, Nack, Refuse, Join, Tick, Leave,
     StandingAsk, Standing, StopAsk, NextAsk, NextTold, Twins, ClaimAsk, ClaimTold, InitDone, Close, CloseAck, Roster, RosterAck, Register, Registered, Beat, BeatAck, JobAsk, JobTold,
     AttachAsk, AttachTold, MapAsk, MapTold, JobEnd, NodeExit, Done, Admin, AdminTold, SeatAsk, NotLeader,
-    Replicate, Held, Sync, CopyAsk, CopyTold, SaveAsk, WriteAsk, Wrote, SaveEnd, Retire,
+    Replicate, Held, Sync, CopyAsk, CopyTold, SaveAsk, WriteAsk, Wrote, SaveEnd, Retire, MoreAsk, MoreTold,
 ]  # fmt: skip
 
 #: What a range's log holds: whatever changes its numbers, its streams or, in the clock's range, its clock.

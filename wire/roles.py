@@ -25,7 +25,7 @@ CALLERS: dict[str, frozenset[str]] = {
 }
 
 _BY_ROLE: dict[str, tuple[type[Message], ...]] = {
-    MASTER: (m.Registered, m.BeatAck, m.JobTold, m.AttachTold, m.MapTold, m.NotLeader, m.Done, m.AdminTold),
+    MASTER: (m.Registered, m.BeatAck, m.JobTold, m.AttachTold, m.MoreTold, m.MapTold, m.NotLeader, m.Done, m.AdminTold),
     SERVER: (
         m.Register, m.Beat, m.MapAsk, m.JobEnd, m.SeatAsk, m.SaveEnd, m.Retire,
         m.PushAck, m.Partial, m.LastTold, m.InitAck, m.Values, m.Scanned, m.Nack, m.Refuse,
@@ -33,7 +33,7 @@ _BY_ROLE: dict[str, tuple[type[Message], ...]] = {
         m.Replicate, m.Held, m.Sync, m.CopyAsk, m.CopyTold, m.WriteAsk, m.Wrote,
     ),
     AGENT: (
-        m.Register, m.Beat, m.JobAsk, m.AttachAsk, m.MapAsk, m.JobEnd,
+        m.Register, m.Beat, m.JobAsk, m.AttachAsk, m.MoreAsk, m.MapAsk, m.JobEnd,
         m.Push, m.LastAsk, m.Init, m.Pull, m.PullAt, m.Scan,
         m.Join, m.Tick, m.Leave, m.StandingAsk, m.StopAsk, m.SaveAsk, m.NextAsk, m.ClaimAsk, m.InitDone,
     ),

@@ -20,7 +20,7 @@ SHELLS = {
     "server": {"main.py", "rangefiles.py", "savedisk.py"},
     "master": {"main.py", "reach.py", "store.py", "etcd.py"},
     "agent": {"main.py", "disk.py", "door.py", "exportdisk.py", "piecefile.py"},
-    "launch": {"main.py", "agentlink.py", "byhand.py", "cluster.py", "daemon.py", "discovery.py", "export_files.py", "export_rows.py", "fifo.py", "guard.py", "host.py", "keeper.py", "evaluation.py", "datafiles.py", "private.py", "reach.py", "resize.py", "output.py", "progress.py", "result.py", "resume.py", "start.py", "takedown.py"},
+    "launch": {"main.py", "agentlink.py", "byhand.py", "cluster.py", "daemon.py", "discovery.py", "export_files.py", "export_rows.py", "fifo.py", "guard.py", "host.py", "join.py", "keeper.py", "evaluation.py", "datafiles.py", "private.py", "reach.py", "resize.py", "output.py", "progress.py", "result.py", "resume.py", "start.py", "takedown.py"},
 }  # fmt: skip
 MACHINE_BANS = {"time", "random", "asyncio", "threading", "socket", "subprocess", "uvloop", "zmq", "select", "signal"}
 LINES_MAX = 420

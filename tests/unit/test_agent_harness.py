@@ -53,6 +53,7 @@ class Master:
         self.known: set[str] = set()
         self.token = 1
         self.ended: list[m.JobEnd] = []
+        self.joins: dict[str, int] = {}  # launcher -> its first worker
 
     def on_message(self, sender: str, message: Any) -> list[tuple[str, Any]]:
         if isinstance(message, m.Register):
@@ -62,6 +63,8 @@ class Master:
             return [(sender, m.BeatAck(1, self.token, sender in self.known))]
         if isinstance(message, m.JobAsk):
             return self._register(sender, message)
+        if isinstance(message, m.MoreAsk):
+            return [(sender, self.more_told(message))]
         if isinstance(message, m.AttachAsk):
             key = (sender, message.request)
             job = self.jobs[message.job]
@@ -90,6 +93,16 @@ class Master:
         endpoints = {server: f"ipc://{server}" for server in self.servers}
         self.jobs[number] = JobMap(number, self.token, spec, RUNNING, "", RANGES, ranges, endpoints, {})
         return [*((server, self.map_told(number)) for server in self.servers), (sender, m.JobTold(ask.request, 0, "", number))]
+
+    def more_told(self, ask: m.MoreAsk) -> m.MoreTold:
+        number = next((number for number, job in self.jobs.items() if job.spec.name == ask.name), 0)
+        if not number:
+            return m.MoreTold(ask.request, Code.RANGE, f"no job {ask.name!r}", 0, 0, self.token)
+        first = self.joins.get(ask.launcher) or self.jobs[number].workers
+        if ask.workers and ask.launcher not in self.joins:
+            self.joins[ask.launcher] = first
+            self.change(number, joined=self.jobs[number].joined + ask.workers)
+        return m.MoreTold(ask.request, 0, "", number, first, self.token)
 
     def map_told(self, number: int) -> m.MapTold:
         return m.MapTold(number, self.jobs[number].token, self.jobs[number].to_document())
@@ -397,12 +410,12 @@ class World:
 
     # -- launchers
 
-    def ask(self, op: str, **fields: Any) -> dict[str, Any]:
+    def ask(self, op: str, connection: int = 1, **fields: Any) -> dict[str, Any]:
         """One op of agent.sock, until it is answered."""
         number = len(self.told) + 1000
         for _ in range(3):  # a lost connection: the launcher asks again
             lives = self.lives
-            self.feed("", e.Asked(1, {"op": op, "id": number, **fields}))
+            self.feed("", e.Asked(connection, {"op": op, "id": number, **fields}))
             self.run(until=lambda lives=lives: self.lives != lives or any(d.get("id") == number for d in self.told))  # type: ignore[misc]
             answers = [d for d in self.told if d.get("id") == number]
             if answers:
@@ -416,13 +429,13 @@ class World:
         assert answer["ok"], answer
         return answer
 
-    def plug(self, job: str, worker: int) -> Program:
+    def plug(self, job: str, worker: int, connection: int = 1) -> Program:
         """attach, make the channel, opened."""
-        answer = self.ask("attach", job=job, worker=worker)
+        answer = self.ask("attach", connection, job=job, worker=worker)
         assert answer["ok"], answer
         info = parse_info(answer["info"])
         self.files[info.directory_name] = MemoryFiles(info)
-        opened = self.ask("opened", job=job, worker=worker, gen=answer["gen"], dir=f"/elsewhere/{info.directory_name}")
+        opened = self.ask("opened", connection, job=job, worker=worker, gen=answer["gen"], dir=f"/elsewhere/{info.directory_name}")
         assert opened["ok"], opened
         return Program(self, info.directory_name, info.gen)
 
