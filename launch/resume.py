@@ -80,8 +80,9 @@ def _from(plan: RunPlan, found: Manifest, problems: list[str]) -> tuple[RunPlan,
         raise UsageError(f"the checkpoint in {found.place} is of another job: {wrong}; change that back, or begin anew with --resume never")
     spec = replace(plan.spec, name=theirs.name, tables=tuple(map(_laid_out, plan.spec.tables, theirs.tables)), resume=str(found.place))
     directory = plan.saves.dir or ("" if plan.saves.resume == AUTO else str(found.place.parent))
-    saves = plan.saves._replace(dir=directory, absent=_absent(found))
-    told = [*problems, f"going on from the checkpoint of clock {found.clock:,} in {found.place}"]
+    absent, changed = _workers(found, plan)
+    saves = plan.saves._replace(dir=directory, absent=absent)
+    told = [*problems, *changed, f"going on from the checkpoint of clock {found.clock:,} in {found.place}"]
     if found.cut == "fuzzy":
         told.append("it was made while workers were pushing (not all tables are bsp): some of their last pushes may count twice")
     return replace(plan, spec=spec, saves=saves, name_given=True), told
@@ -98,9 +99,35 @@ def _absent(found: Manifest) -> tuple[tuple[int, int], ...]:
     return tuple((worker, end) for worker, end in rows if 0 <= end and (found.cut == "fuzzy" or end < found.clock))
 
 
+def _workers(found: Manifest, plan: RunPlan) -> tuple[tuple[tuple[int, int], ...], list[str]]:
+    """Who had ended before the cut and stays away, and what must be said of those that take part.
+
+    Raises `UsageError` where another number of workers would do again what one that has ended had done.
+    """
+    before, now = found.spec.workers, plan.workers
+    absent = _absent(found)
+    own = tuple((worker, end) for worker, end in absent if worker < before)
+    joined = sum(int(row[0]) >= before for row in found.document["workers"]) - (len(absent) - len(own))
+    told = []
+    if joined:
+        told.append(f"{words.count(joined, 'worker')} that had joined the job {'has' if joined == 1 else 'have'} no part in it any more: plugml run --join {plan.spec.name} brings others")
+    if before == now:
+        return own, told
+    if own and not found.spec.pieces:
+        gone = words.names([worker for worker, _ in own])
+        raise UsageError(
+            f"the checkpoint in {found.place} is of {words.count(before, 'worker')}, here {now}: {gone} had ended before it, and what is left was the part of the "
+            f"others, which cannot be dealt out anew: go on with -n {before}, or begin anew with --resume never"
+        )
+    dealt = "pieces that are left go to whoever asks" if found.spec.pieces else "the input is dealt out anew" if plan.data.kind else "programs find another `workers`"
+    rule = f", lr_scale = {plan.spec.lr_scale} makes another lr of it" if plan.spec.lr_scale != "none" else ""
+    told.append(f"{words.count(now, 'worker')} instead of {before}: {dealt}{rule}; the numbers will not be those of a run with {before}")
+    return (), told
+
+
 def difference(theirs: JobSpec, mine: JobSpec) -> str:
     """The first thing in which a run is not the one that made a checkpoint, "" = there is none."""
-    for key in ("workers", "seed", "pieces"):
+    for key in ("seed", "pieces"):
         before, now = getattr(theirs, key), getattr(mine, key)
         if before != now:
             return f"{key} = {before}, here {now}"

@@ -374,7 +374,7 @@ class ClockMachine:
         self.closed = clocks  # none without closes
         self.outbox.rewind(clocks)
         clocks = clocks if self._closes else self.saves.clock_of_cut
-        self.members.rewind(clocks)
+        self.members.rewind(clocks, self._spec.workers)
         self.claims.rewind()
         self._ticks, self.twins, self.failure = {}, Twins(), None
         self.stop_clock, self._asked_to_stop = self._spec.stop_clock or -1, False

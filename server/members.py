@@ -114,17 +114,23 @@ class Members:
         self.rows, self.number, self.slowest = dict(sorted(rows.items())), number, slowest
         self._count_anew()
 
-    def rewind(self, clocks: int) -> None:
-        """From a checkpoint: nobody has come yet.  Whoever took part in the clock behind the cut stands there (-1: where it stood)."""
+    def rewind(self, clocks: int, workers: int) -> None:
+        """From a checkpoint, for a job that begins with so many workers: nobody has come yet.
+
+        Whoever took part in the clock behind the cut stands there (-1: where it stood), and so do workers that are new: at the cut, or with the
+        slowest.  Numbers beyond (who had joined, or a job of more workers) have no part any more.
+        """
+        new = [worker for worker in range(workers) if worker not in self.rows]
         for row in list(self.rows.values()):
             row.gen, row.agent = 0, ""
-            if clocks < 0:
-                continue
-            if row.first > clocks:
+            if row.worker >= workers or row.first > clocks >= 0:
                 del self.rows[row.worker]
-            elif row.here or row.end >= clocks:
+            elif clocks >= 0 and (row.here or row.end >= clocks):
                 row.end, row.finished = -1, clocks
         here = [row.finished for row in self.rows.values() if row.here]
+        start = min(here, default=max(0, clocks))
+        here += [start] * len(new)
+        self.rows = dict(sorted({**self.rows, **{worker: Member(worker, 0, start, -1, start, "") for worker in new}}.items()))
         self.number = max(1, self.number)
         self.slowest = min(here, default=max(0, clocks))
         self._count_anew()

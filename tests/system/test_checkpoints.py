@@ -31,6 +31,19 @@ for clock in plug.clocks(n):
     plug.step(np.sin(w * (1 + plug.worker) + clock + np.arange(4000) / 999).astype(np.float32), w)
     print("did", clock + 1, flush=True)
 """
+ONES = """
+import sys, time
+import numpy as np
+from plugml.client import attach
+plug = attach()
+n = np.zeros(4, np.int64)
+plug.pull(n)
+for clock in plug.clocks(int(sys.argv[1])):
+    time.sleep(0.03)
+    plug.step(np.ones(4, np.int64), n)
+    print("did", clock + 1, flush=True)
+plug.bye()
+"""
 RUN = ("run", "-n", "2", "--name", "job", "--table", "w=4000,optimizer=adam,lr=0.05")
 
 
@@ -128,7 +141,6 @@ def test_what_differs_is_named_and_what_may_differ_does(desk: Place) -> None:
     base = ["run", "-n", "2", "--name", "job", "--resume", "auto"]
     table = "w=4000,optimizer=adam,lr=0.05"
     for words, text in (
-        (["--table", table, "-n", "3"], "workers = 2, here 3"),
         (["--table", table, "--seed", "4"], "seed = 0, here 4"),
         (["--table", "w=3999,optimizer=adam"], "table 'w' has shape"),
         (["--table", "w=4000,optimizer=momentum"], "table 'w' has optimizer"),
@@ -140,6 +152,21 @@ def test_what_differs_is_named_and_what_may_differ_does(desk: Place) -> None:
     done = desk.run(*base, "--table", "w=4000,optimizer=adam,lr=0.01", "--check", *trainer(9, 0.0))
     assert "going on from the checkpoint of clock 6" in done.stdout
     assert "checkpoints of an earlier run" in desk.run(*RUN, *trainer(2, 0.0)).stderr
+
+
+def test_another_number_of_workers_goes_on_where_all_stood(desk: Place) -> None:
+    """Every worker pushes 1 in every clock: the sum tells how many took part in each."""
+    desk.write("ones.py", ONES)
+    words = ("--name", "ones", "--table", "n=4:i64,optimizer=add", "--resume", "auto", "--", sys.executable, "ones.py", "30")
+    running = desk.start("run", "-n", "2", *words)
+    running.heard("did 4")
+    running.send(signal.SIGTERM)
+    assert "checkpoint of clock" in running.ended(75).stderr
+    newest, _ = checkpoints.newest(desk.directory / "plugml-runs" / "ones" / "checkpoints")
+    assert newest is not None
+    assert "5 workers instead of 2: programs find another `workers`" in desk.run("run", "-n", "5", *words).stderr
+    found = np.fromfile(desk.directory / "plugml-runs" / "ones" / "n.bin", np.int64)
+    assert set(found.tolist()) == {2 * newest.clock + 5 * (30 - newest.clock)}
 
 
 def test_damage_is_found_before_the_start(desk: Place) -> None:
@@ -209,8 +236,9 @@ for piece in plug.pieces():
 """
 
 
-def test_pieces_and_rows_go_on_where_they_were(desk: Place) -> None:
-    """Each piece counts exactly once, the ones that were out at the checkpoint again as a whole."""
+@pytest.mark.parametrize("workers", [3, 2, 5])
+def test_pieces_and_rows_go_on_where_they_were(desk: Place, workers: int) -> None:
+    """Each piece counts exactly once, the ones that were out at the checkpoint again as a whole; also with fewer workers, or more."""
     desk.write("pieces.py", PIECES)
     (desk.directory / "in").mkdir()
     for number in range(24):
@@ -221,7 +249,8 @@ def test_pieces_and_rows_go_on_where_they_were(desk: Place) -> None:
     running.heard("did 3")
     running.send(signal.SIGTERM)
     assert "checkpoint of clock" in running.ended(75).stderr
-    desk.run(*words)
+    said = desk.run(*(str(workers) if word == "3" else word for word in words)).stderr
+    assert (f"{workers} workers instead of 3: pieces that are left go to whoever asks" in said) == (workers != 3)
     result = desk.directory / "plugml-runs" / "work"
     assert set(np.frombuffer((result / "seen.bin").read_bytes(), np.int64)) == {1}
     rows = np.frombuffer((result / "rows.idx").read_bytes(), np.uint32)

@@ -186,3 +186,30 @@ def test_what_is_lost_goes_back_three_times_and_no_more(tmp_path: Path) -> None:
     assert resume.after_loss(plan, plan, counts) is None
     saved(tmp_path, 2, 8, plan)
     assert resume.after_loss(plan, plan, counts) is not None
+
+
+def test_another_number_of_workers_goes_on_where_that_means_something(tmp_path: Path) -> None:
+    root = tmp_path / "saves"
+    saved(root, 1, 8, planned())
+    plan, told = resume.resolve(planned(resume=str(root), workers=3))
+    assert plan.saves.absent == () and "3 workers instead of 2: programs find another `workers`" in told[0]
+    _, told = resume.resolve(planned(resume=str(root), workers=1, lr_scale="linear"))
+    assert "lr_scale = linear makes another lr of it" in told[0]
+
+
+def test_a_part_that_was_done_cannot_be_dealt_out_anew_unless_it_is_pieces(tmp_path: Path) -> None:
+    workers = [[0, 1, 0, -1], [1, 1, 0, 5]]
+    saved(tmp_path / "own", 1, 8, planned(), workers=workers)
+    with pytest.raises(UsageError, match="is of 2 workers, here 3: worker 1 had ended before it.*go on with -n 2"):
+        resume.resolve(planned(resume=str(tmp_path / "own"), workers=3))
+    pieces = replace(planned(), spec=replace(planned().spec, pieces=9))
+    saved(tmp_path / "pieces", 1, 8, pieces, workers=workers)
+    plan, told = resume.resolve(replace(pieces, saves=planned(resume=str(tmp_path / "pieces")).saves, spec=replace(pieces.spec, workers=3)))
+    assert plan.saves.absent == () and "pieces that are left go to whoever asks" in told[0]
+
+
+def test_who_had_joined_has_no_part_in_the_run_that_goes_on(tmp_path: Path) -> None:
+    root = tmp_path / "saves"
+    saved(root, 1, 8, planned(), workers=[[0, 1, 0, -1], [1, 1, 0, 5], [2, 1, 3, 6], [3, 1, 4, -1]])
+    plan, told = resume.resolve(planned(resume=str(root)))
+    assert plan.saves.absent == ((1, 5),) and "1 worker that had joined the job has no part in it any more" in told[0]
