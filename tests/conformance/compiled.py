@@ -64,6 +64,15 @@ def _go(directory: Path) -> None:
     _run(directory, "go", "build", "-o", "train", "./example", **environ)
 
 
+def _rust(directory: Path) -> None:
+    pause = "thread::sleep(pause);"
+    _unpaused(CLIENTS / "rust" / "plugml.rs", directory / "plugml.rs", pause, f'if std::env::var_os("UNPAUSED").is_none() {{ {pause} }}')
+    for source, program in ((DRIVERS / "rust" / "drive.rs", "drive"), (CLIENTS / "rust" / "example" / "trainer.rs", "train")):
+        shutil.copy(source, directory / f"{program}.rs")
+        _run(directory, "rustc", "--edition=2021", "-Dwarnings", "-Copt-level=1", "-o", program, f"{program}.rs")
+
+
 RECIPES = {
     "go": Recipe("go", ("go",), _go, _two),
+    "rust": Recipe("rust", ("rustc",), _rust, _two),
 }
