@@ -1152,6 +1152,14 @@ int plugml_bye(plugml *p)
     failed = p->fatal || (p->code && p->code != PLUGML_STOP);
     if (!failed) /* After an error the exit code speaks: the launcher decides whether to start the worker again. */
         failed = bare_request(p, "bye") < 0;
+    plugml_close(p);
+    return failed;
+}
+
+void plugml_close(plugml *p)
+{
+    if (!p || p->owner != getpid())
+        return;
     for (int which = 0; which < FILES; which++) {
         struct stat now;
         struct held *held = &p->files[which];
@@ -1168,7 +1176,6 @@ int plugml_bye(plugml *p)
     free(p->tables);
     free(p->dir);
     free(p);
-    return failed;
 }
 
 /* ---- asking ------------------------------------------------------------------------------------------------------ */

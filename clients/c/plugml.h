@@ -104,6 +104,9 @@ int plugml_stopped(const plugml *p);                          /* only: the stop 
  * request failed.  A program that ends without it, with exit code 0, has finished too. */
 int plugml_bye(plugml *p);
 
+/* Give everything back without a word: for a program that ends because it failed, and says so by its exit code. */
+void plugml_close(plugml *p);
+
 /* Rows of a sparse table, for the next request that pushes or pulls: the arrays must stay as they are until it returns.  `rows`
  * holds uint32_t or uint64_t row numbers from 0 on, or `const char *` keys, as the table's index says; `g` and `w` hold `k` rows of the
  * table's width and dtype.  In any order; a row that is pushed twice is added up.  One call of each for each table.  A

@@ -52,6 +52,16 @@ def _two(directory: Path) -> Programs:
     return Programs((str(directory / "drive"),), (str(directory / "train"),))
 
 
+_CPP = "-std=c++11 -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -O1 -ffp-contract=off".split()
+
+
+def _hpp(directory: Path) -> None:
+    include = f"-I{CLIENTS / 'c'}", f"-I{CLIENTS / 'cpp'}"
+    _run(directory, "g++", *_CPP, *include, "-Dnanosleep=plugml_test_pause", "-c", str(CLIENTS / "c" / "plugml.c"), "-o", "plugml.o")
+    _run(directory, "g++", *_CPP, *include, "-g", "-fsanitize=address,undefined", str(DRIVERS / "cpp" / "drive.cpp"), "plugml.o", "-o", "drive")
+    _run(directory, "g++", *_CPP, *include, str(CLIENTS / "cpp" / "example" / "trainer.cpp"), str(CLIENTS / "c" / "plugml.c"), "-o", "train")
+
+
 def _go(directory: Path) -> None:
     client = CLIENTS / "go"
     shutil.copy(client / "go.mod", directory)
@@ -73,6 +83,7 @@ def _rust(directory: Path) -> None:
 
 
 RECIPES = {
+    "hpp": Recipe("cpp", ("g++",), _hpp, _two),
     "go": Recipe("go", ("go",), _go, _two),
     "rust": Recipe("rust", ("rustc",), _rust, _two),
 }

@@ -81,10 +81,17 @@ class Toolchains:
         directory = self.directory / f"recipe-{name}"
         with directory.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            failed = directory.with_suffix(".failed")
+            if failed.exists():
+                raise AssertionError(failed.read_text())
             if not directory.exists():
                 fresh = directory.with_suffix(f".{os.getpid()}")
                 fresh.mkdir()
-                recipe.build(fresh)
+                try:
+                    recipe.build(fresh)
+                except AssertionError as error:
+                    failed.write_text(str(error))
+                    raise
                 fresh.rename(directory)
         programs = recipe.programs(directory)
         return Language(name, programs.drive, (), programs.train, (*programs.drive, "rows"))
@@ -112,6 +119,10 @@ class Toolchains:
     def _c_mapped(self) -> Language:
         c = self.language("c")
         return Language("c-mapped", (*c.drive, "-m"), c.count, c.train)
+
+    def _hpp_mapped(self) -> Language:
+        hpp = self._by_recipe("hpp")
+        return Language("hpp-mapped", (*hpp.drive, "-m"))
 
     def _c_float(self) -> Language:
         float_drive = self._built("drive-float", HERE / "drivers" / "drive.c", "-DREAL=float", '-DFORMAT="%.9g"', "-DPRINTED=double")

@@ -29,9 +29,9 @@ from .fake_agent import FakeAgent
 from .languages import ENVIRONMENT, Language, Toolchains
 
 HANG_S = 60.0  # a hang limit, far above what any of these takes
-LANGUAGES = ("c", "c-mapped", "r", "dash", "bash", *RECIPES)
+LANGUAGES = ("c", "c-mapped", "r", "dash", "bash", *RECIPES, "hpp-mapped")
 #: Those of the compiled languages whose own run time bears that all descriptors are closed.
-CLOSING = ("go", "rust")
+CLOSING = ("hpp", "go", "rust")
 COUNT = 6
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -423,7 +423,7 @@ def test_descriptors_that_became_other_files_are_left_alone(toolchains: Toolchai
     assert agent.byes == {0}
 
 
-@pytest.mark.parametrize("name", ["c", "r", "rust"])
+@pytest.mark.parametrize("name", ["c", "r", "hpp", "rust"])
 def test_a_forked_child_may_not_speak_for_its_parent(name: str, toolchains: Toolchains) -> None:
     ran, agent = driven(toolchains.language(name), spec(), (), "step:1", "fork", "step:2", "bye")
 

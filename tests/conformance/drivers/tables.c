@@ -31,6 +31,7 @@ static void without_a_channel(void)
     CHECK(plugml_tables(NULL) == 0 && plugml_table_at(NULL, 0) == NULL && plugml_table_named(NULL, "w") == NULL);
     CHECK(plugml_code(NULL) == 0 && !strcmp(plugml_error(NULL), "") && plugml_done(NULL) == 0 && plugml_bye(NULL) == 0);
     plugml_weight(NULL, 2);
+    plugml_close(NULL);
     plugml_quiet(NULL, 1);
     CHECK(w[0] == 1 && w[1] == 2);
 }
