@@ -41,7 +41,7 @@ class Job:
     __slots__ = (
         "number", "name", "map", "plan", "routes", "clock_route", "token", "token_wanted", "checked_token", "closed", "slowest", "members",
         "initialised", "_stop_clock", "waiting", "waiting_since_us", "asked_us", "finished", "gens", "nacked", "one_home", "staleness", "twins",
-        "saves", "failure",
+        "saves", "save_problem", "failure",
     )  # fmt: skip
 
     def __init__(self, number: int, name: str) -> None:
@@ -60,6 +60,7 @@ class Job:
         self.members = 0
         self.initialised = 0
         self.saves = (0, 0, 0, 0)  # checkpoints, as in a Standing
+        self.save_problem = ""  # why the one that was settled last came to nothing
         self._stop_clock = -1  # as the clock has told
         self.waiting: tuple[int, ...] = ()
         self.waiting_since_us: dict[int, int] = {}
@@ -152,7 +153,8 @@ class Job:
         if standing.stop_clock >= 0 and (self._stop_clock < 0 or standing.stop_clock < self._stop_clock):
             self._stop_clock = standing.stop_clock  # of two words the earlier end: a late notice changes nothing
             news = True
-        self.saves = max(self.saves, standing.saves)  # what has begun and what is settled never falls
+        if standing.saves > self.saves:  # what has begun and what is settled never falls
+            self.saves, self.save_problem = standing.saves, standing.problem
         if standing.closed < self.closed or standing.slowest < self.slowest:
             return news
         news = news or standing.closed > self.closed or standing.slowest > self.slowest

@@ -65,7 +65,7 @@ class Stops:
             if kept > stop.after:
                 effects += yes(stop.ticket, {"number": kept, "clock": clock})
             else:
-                effects += no(stop.ticket, Code.INTERNAL, f"checkpoint {settled} of job {job.name!r} has failed; `plugml status` says why")
+                effects += no(stop.ticket, Code.INTERNAL, f"checkpoint {settled} of job {job.name!r} has failed: {job.save_problem or 'another one was still being written'}")
         return effects
 
     def _stopped(self, job: Job, standing: m.Standing) -> list[Any]:

@@ -54,7 +54,7 @@ def check_name(name: object, what: str) -> str:
 def unknown_key(key: object, known: Sequence[str], where: str, what: str = "key") -> UsageError:
     """The error for a key (or what else it is) that nobody knows, with the nearest one that exists."""
     near = difflib.get_close_matches(key[:80], list(known), n=1) if isinstance(key, str) else []
-    hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
+    hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}" if known else "; there are none"
     return UsageError(f"{where}: unknown {what} {shown(key)}{hint}")
 
 

@@ -130,7 +130,7 @@ class Crew:
         if event.there or worker.unplugged or self.ending:
             return []
         worker.unplugged = True
-        return self._warn(f"worker {worker.number} was unplugged from outside: the others go on without it")
+        return self.warn(f"worker {worker.number} was unplugged from outside: the others go on without it")
 
     def dismiss(self) -> list[Any]:
         """Nobody is left but programs that were unplugged: they may end, too."""
@@ -197,10 +197,10 @@ class Crew:
         status = words.ending(worker.status or 0)
         head = f"worker {worker.number} ended with {status} but never pushed"
         if worker.clocks:
-            return self._warn(f"{head}: it finished {words.count(worker.clocks, 'clock')} and gave nothing to them")
+            return self.warn(f"{head}: it finished {words.count(worker.clocks, 'clock')} and gave nothing to them")
         if worker.spoke:
-            return self._warn(f"{head}: it used its channel, but only to ask or to pull")
-        return self._warn(f"{head}: is its program plugged in?")
+            return self.warn(f"{head}: it used its channel, but only to ask or to pull")
+        return self.warn(f"{head}: is its program plugged in?")
 
     def _died(self, worker: Worker) -> list[Any]:
         """A deterministic crash is not retried; death by signal is, up to max_restarts, and then the policy holds.
@@ -227,10 +227,10 @@ class Crew:
         worker.outcome = LOST_WORKER
         if policy == "shrink":
             unseen = data.unseen(self.plan.data, worker.number - self.plan.first, self.plan.workers, self.plan.result)
-            out = self._warn(f"{what}; going on without it (shrink): {unseen}")
+            out = self.warn(f"{what}; going on without it (shrink): {unseen}")
             return out + self._leave(worker, LOST_WORKER)
         worker.phase = HELD
-        return self._warn(f"{what}; the others wait for it (on_worker_loss=wait). Ctrl-C saves the result and ends the run")
+        return self.warn(f"{what}; the others wait for it (on_worker_loss=wait). Ctrl-C saves the result and ends the run")
 
     def _failure(self, worker: Worker, status: int) -> Verdict:
         worker.phase, worker.outcome = ENDED, FAILED
@@ -255,6 +255,6 @@ class Crew:
             out += self.drop(worker)
         return out
 
-    def _warn(self, text: str) -> list[Any]:
+    def warn(self, text: str) -> list[Any]:
         self.warnings.append(text)
         return [e.Tell("warn", text)]

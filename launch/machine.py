@@ -54,6 +54,7 @@ class RunMachine(Interrupted):
         self._start_us = now_us
         self._first_name = plan.spec.name
         self._suffix = 1
+        self._save_problem = ""  # why a checkpoint could not be made, as it was told last
         self._up = False
         self._registered = False
         # When an agent that is away is given up.  One of our own has to be started first, on a host that may be busy.
@@ -407,7 +408,15 @@ class RunMachine(Interrupted):
         if event.code:
             return []
         self.watch.stood(event.fields, now_us)
-        return [e.Show(self.referee.picture(self.watch.picture())), *(self.referee.stood() if self.phase == TRAINING else [])]
+        told = self._heard_of_checkpoints(str(event.fields.get("save_problem") or ""))
+        return [*told, e.Show(self.referee.picture(self.watch.picture())), *(self.referee.stood() if self.phase == TRAINING else [])]
+
+    def _heard_of_checkpoints(self, problem: str) -> list[Any]:
+        """Whoever relies on them should know that none are made, and hear it once, until one is."""
+        before, self._save_problem = self._save_problem, problem
+        if not problem or before:
+            return []
+        return self.crew.warn(f"a checkpoint could not be made: {problem}; training goes on, and the last one that is whole stays")
 
     @property
     def _pause_us(self) -> int:

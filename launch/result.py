@@ -132,15 +132,25 @@ def _look(directory: Path, plan: RunPlan) -> None:
         raise _not_writable(directory, error) from error
     inside = [directory / name for name in (LOGS, *(f"w{worker}" for worker in plan.numbers), FAILED, CUT_SHORT, *["best"] * plan.rules.keep_best)]
     for place in (directory, *inside):
-        while not os.path.lexists(place) and place != place.parent:
-            place = place.parent
-        if not place.is_dir():
-            raise _not_writable(directory, OSError(errno.ENOTDIR, f"{place} is no directory"))
-        if not os.access(place, os.W_OK | os.X_OK):
-            read_only = os.statvfs(place).f_flag & os.ST_RDONLY
-            raise _not_writable(directory, OSError(errno.EROFS, f"{place} " + ("is read-only" if read_only else "may not be written by you")))
+        trouble = _trouble_at(place)
+        if trouble:
+            raise _not_writable(directory, OSError(errno.EROFS, trouble))
+    trouble = _trouble_at(Path(plan.checkpoints)) if plan.saves.dir else ""
+    if trouble:
+        raise UsageError(f"no checkpoint can be written to {plan.checkpoints}: {trouble}; choose another place with --checkpoint-dir DIR")
     for place in (directory, directory / FAILED, directory / CUT_SHORT):
         _refuse_strange(place, file_names(plan.spec.tables, plan.formats))
+
+
+def _trouble_at(place: Path) -> str:
+    """Why nothing can be made in this directory, which may not be there yet; "" if something can."""
+    while not os.path.lexists(place) and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        return f"{place} is no directory"
+    if not os.access(place, os.W_OK | os.X_OK):
+        return f"{place} " + ("is read-only" if os.statvfs(place).f_flag & os.ST_RDONLY else "may not be written by you")
+    return ""
 
 
 def _refuse_strange(place: Path, names: Sequence[str]) -> None:

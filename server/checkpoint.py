@@ -120,7 +120,7 @@ class Checkpoints:
         nbytes = sum(wrote.nbytes for wrote in attempt.written.values())
         fields = {"job": hosted.number, "number": attempt.number, "clock": attempt.clock, "bytes": nbytes, "dir": spec.checkpoint_dir}
         tidy = TidySaves(spec.checkpoint_dir, attempt.number, spec.checkpoint_keep)
-        return [Log("checkpoint", fields), tidy, *self._settle(hosted, attempt, True)]
+        return [Log("checkpoint", fields), tidy, *self._settle(hosted, attempt)]
 
     def _fail(self, hosted: Hosted, attempt: Attempt, problem: str, now_us: int) -> list[Any]:
         """This one comes to nothing; the one before stays the last."""
@@ -128,13 +128,13 @@ class Checkpoints:
         place = hosted.spec.checkpoint_dir
         line = Log("checkpoint_failed", {"job": hosted.number, "number": attempt.number, "clock": attempt.clock, "text": problem})
         told = self._link.ask_save(hosted.number, attempt.number, attempt.clock, place, problem[:PROBLEM_MAX] or "?", now_us)[1]
-        return [line, TidySaves(place, attempt.number, 0), *told, *self._settle(hosted, attempt, False), *self._release(hosted, now_us)]
+        return [line, TidySaves(place, attempt.number, 0), *told, *self._settle(hosted, attempt, problem[:PROBLEM_MAX] or "?"), *self._release(hosted, now_us)]
 
     @staticmethod
-    def _settle(hosted: Hosted, attempt: Attempt, kept: bool) -> list[Any]:
+    def _settle(hosted: Hosted, attempt: Attempt, problem: str = "") -> list[Any]:
         if hosted.clock is None:
             return []
-        hosted.clock.saves.settle(attempt.number, kept, attempt.clock)
+        hosted.clock.saves.settle(attempt.number, not problem, attempt.clock, problem)
         return hosted.clock.notices()
 
     def on_map(self, hosted: Hosted, now_us: int) -> list[Any]:

@@ -326,7 +326,7 @@ class ClockMachine:
         worker, gen, finished = (member.worker, member.gen, member.finished) if member else (m.NOBODY, 0, 0)
         return m.Standing(
             self.job, self.epoch, self.token, worker, gen, finished, self.members.slowest, self.closed, self.members.count,
-            self.claims.initialised, self.stop_clock, self.members.waiting(WAITING_MAX), member.end if member else -1, self.saves.told,
+            self.claims.initialised, self.stop_clock, self.members.waiting(WAITING_MAX), member.end if member else -1, self.saves.told, self.saves.problem,
         )  # fmt: skip
 
     def _roster(self) -> m.Roster:

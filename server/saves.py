@@ -40,6 +40,7 @@ class Saves:
         self.kept = 0
         self.clock = 0
         self.base = 0  # number of the one to whose files the next may refer, 0 = it writes everything
+        self.problem = ""  # why the one that was settled last came to nothing; the leader's alone, too
         self.asked = False
         self._possible = bool(spec.checkpoint_dir)
         self._every = spec.checkpoint_every
@@ -134,8 +135,8 @@ class Saves:
         self.settled = self.begun
         self.release()
 
-    def settle(self, number: int, kept: bool, clock: int) -> None:
-        self.settled = max(self.settled, number)
+    def settle(self, number: int, kept: bool, clock: int, problem: str = "") -> None:
+        self.settled, self.problem = max(self.settled, number), problem
         if kept:
             self.kept, self.clock, self.base = number, clock, number
 
@@ -143,7 +144,7 @@ class Saves:
         """The job goes on from a checkpoint: numbers are counted from those that the directory has."""
         self.begun = self.settled = spec.checkpoint_first - 1
         self.kept = self.clock = self.base = 0
-        self.asked = False
+        self.problem, self.asked = "", False
         self._done = clocks // self._every if self._every else 0
         self.release()
 

@@ -90,6 +90,7 @@ class Standing(NamedTuple):
     waiting: tuple[int, ...]
     end: int = -1  # first clock that `worker` takes no part in; -1 = it is a member: how it knows that its Leave was heard
     saves: tuple[int, int, int, int] = (0, 0, 0, 0)  # checkpoints: number begun last, settled last, kept last and the clock of that
+    problem: str = ""  # why the one that was settled last came to nothing
 
 
 class SaveAsk(NamedTuple):

@@ -214,7 +214,8 @@ def test_a_full_disk_costs_a_checkpoint_and_nothing_else(desk: Place, small: Pat
     assert checkpoints.whole(Path(row["checkpoint"]["dir"])).clock == row["checkpoint"]["clock"], "the last one is as it was"
     filler.unlink()
     wait_for(lambda: not status_of(desk, cluster)["alarms"], "the alarm is over when one is kept again")
-    running.ended(0)
+    said = running.ended(0).stderr
+    assert "a checkpoint could not be made: " in said and "No space left" in said and "remember: " in said
     found, problems = checkpoints.newest(small)
     assert found is not None and not problems and found.clock > before.clock
 

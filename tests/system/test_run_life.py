@@ -110,6 +110,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(place: Place, words: l
         (["--result", "t.py/x"], {}, 2, "choose another place with --result DIR"),
         (["--result", "x" * 300], {}, 2, "File name too long; choose another place with --result DIR"),
         (["--name", "odd"], {}, 2, "w0 is no directory"),
+        (["--checkpoint-dir", "t.py/c"], {}, 2, "t.py is no directory; choose another place with --checkpoint-dir DIR"),
         (["--evaluate", "nosuch {model}", "--evaluate-every", "3"], {}, 127, "evaluation nosuch was not found in PATH"),
         (["--evaluate", "./t.py {model}", "--evaluate-every", "3"], {}, 126, "evaluation ./t.py is not executable"),
         ([], {"XDG_STATE_HOME": "/dev/null"}, 2, "set XDG_STATE_HOME or give --state"),

@@ -35,6 +35,7 @@ class Theatre:
         self.taken: set[str] = set()
         self.errors: dict[str, tuple[str, str]] = {}  # op -> code, text
         self.silent: set[str] = set()  # ops that get no answer
+        self.save_problem = ""
         self.asked: list[e.Ask] = []
         self.spoke: set[int] = set()
         self.state = "S"
@@ -106,7 +107,7 @@ class Theatre:
         if ask.op == "exited":
             fields = {"clocks": self.clocks.get(worker, 0), "pushes": self.pushes.pop(worker, 0), "last_error": ""}
         if ask.op == "standing":
-            fields = {"clocks": {str(k): v for k, v in self.clocks.items()}, "closed": 0, "waiting": []}
+            fields = {"clocks": {str(k): v for k, v in self.clocks.items()}, "closed": 0, "waiting": [], "save_problem": self.save_problem}
         self.asked.remove(ask)
         self.tell(e.Answer(ask.number, code, text, fields))
 
@@ -674,6 +675,16 @@ def test_slow_clocks_are_no_stall() -> None:
         t.train(1)
         t.wait(14)
     assert early and not t.texts
+
+
+def test_a_checkpoint_that_could_not_be_made_is_told_until_one_is() -> None:
+    t = Theatre().start()
+    t.train(3)
+    for problem in ("6: No space left", "7: No space left", "", "9: No space left"):
+        t.save_problem = problem
+        t.wait(3)
+    told = [text for text in t.texts if "a checkpoint could not be made" in text]
+    assert [text.partition("made: ")[2][:16] for text in told] == ["6: No space left", "9: No space left"]
 
 
 def test_an_agent_that_is_there_but_does_not_answer_is_what_is_waited_for() -> None:
