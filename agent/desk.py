@@ -176,7 +176,6 @@ class Desk:
                 clocks[str(channel.worker)] = max(channel.clock, clocks.get(str(channel.worker), 0))
         document["waiting_s"] = [max(0, now_us - job.waiting_since_us.get(worker, now_us)) // 1_000_000 for worker in job.waiting]
         document["state"] = job.map.state if job.map is not None else "unknown"
-        document["save_problem"] = job.save_problem
         return [*yes(ticket, document), *self.servers.ask_standing(job)]
 
     # -- workers

@@ -193,7 +193,7 @@ class Job:
         return {
             "closed": self.closed, "slowest": self.slowest, "members": self.members, "initialised": self.initialised > 0,
             "stop_clock": self.stop_clock, "clocks": {str(worker): clock for worker, clock in sorted(self.finished.items())},
-            "waiting": list(self.waiting),
+            "waiting": list(self.waiting), "save_problem": self.save_problem,
             "staleness": self.staleness.to_document([table.name for table in self.spec.tables]) if self.map is not None else [],
         }  # fmt: skip
 

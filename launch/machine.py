@@ -54,7 +54,6 @@ class RunMachine(Interrupted):
         self._start_us = now_us
         self._first_name = plan.spec.name
         self._suffix = 1
-        self._save_problem = ""  # why a checkpoint could not be made, as it was told last
         self._up = False
         self._registered = False
         # When an agent that is away is given up.  One of our own has to be started first, on a host that may be busy.
@@ -407,16 +406,8 @@ class RunMachine(Interrupted):
     def _stood(self, event: e.Answer, now_us: int) -> list[Any]:
         if event.code:
             return []
-        self.watch.stood(event.fields, now_us)
-        told = self._heard_of_checkpoints(str(event.fields.get("save_problem") or ""))
+        told = self.watch.stood(event.fields, now_us)
         return [*told, e.Show(self.referee.picture(self.watch.picture())), *(self.referee.stood() if self.phase == TRAINING else [])]
-
-    def _heard_of_checkpoints(self, problem: str) -> list[Any]:
-        """Whoever relies on them should know that none are made, and hear it once, until one is."""
-        before, self._save_problem = self._save_problem, problem
-        if not problem or before:
-            return []
-        return self.crew.warn(f"a checkpoint could not be made: {problem}; training goes on, and the last one that is whole stays")
 
     @property
     def _pause_us(self) -> int:

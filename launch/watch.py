@@ -37,14 +37,15 @@ class Watch:
         self._due_us = now_us + limits.explain_us
         self._said = ""  # the agent's last words on a wait, and when
         self._said_us = 0
+        self._save_problem = ""  # why a checkpoint could not be made, as it was heard last
         self._pairs: set[tuple[int, int]] = set()  # that push the same numbers
 
     @property
     def due_us(self) -> int:
         return self._due_us
 
-    def stood(self, fields: Mapping[str, Any], now_us: int) -> None:
-        """Take an answer to `standing`."""
+    def stood(self, fields: Mapping[str, Any], now_us: int) -> list[Any]:
+        """Take an answer to `standing`; what of it has to be told."""
         moved = False
         for word, finished in dict(fields.get("clocks") or {}).items():
             if int(word) in self._crew.plan.numbers:
@@ -59,6 +60,14 @@ class Watch:
         self._crew.members = int(fields.get("members") or 0)
         self.waiting = [int(worker) for worker in fields.get("waiting") or ()]
         self.staleness = list(fields.get("staleness") or self.staleness)
+        return self._unsaved(str(fields.get("save_problem") or ""))
+
+    def _unsaved(self, problem: str) -> list[Any]:
+        """Whoever relies on checkpoints should know that none are made, and hear it once, until one is."""
+        before, self._save_problem = self._save_problem, problem
+        if not problem or before:
+            return []
+        return self._crew.warn(f"a checkpoint could not be made: {problem}; training goes on, and the last one that is whole stays")
 
     def picture(self) -> e.Picture:
         workers = self._crew.workers
