@@ -82,8 +82,20 @@ def _rust(directory: Path) -> None:
         _run(directory, "rustc", "--edition=2021", "-Dwarnings", "-Copt-level=1", "-o", program, f"{program}.rs")
 
 
+def _java(directory: Path) -> None:
+    pause = "Thread.sleep(pause);"
+    _unpaused(CLIENTS / "java" / "Plugml.java", directory / "Plugml.java", pause, f'if (System.getenv("UNPAUSED") == null) {pause} else Thread.sleep(0);')
+    _run(directory, "javac", "-Xlint:all", "-Werror", "-d", ".", "Plugml.java", str(DRIVERS / "java" / "Drive.java"), str(CLIENTS / "java" / "example" / "Trainer.java"))
+
+
+def _java_programs(directory: Path) -> Programs:
+    java = ("java", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto", "-cp", str(directory))
+    return Programs((*java, "Drive"), (*java, "Trainer"))
+
+
 RECIPES = {
     "hpp": Recipe("cpp", ("g++",), _hpp, _two),
     "go": Recipe("go", ("go",), _go, _two),
     "rust": Recipe("rust", ("rustc",), _rust, _two),
+    "java": Recipe("java", ("javac", "java"), _java, _java_programs),
 }

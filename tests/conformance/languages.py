@@ -124,6 +124,10 @@ class Toolchains:
         hpp = self._by_recipe("hpp")
         return Language("hpp-mapped", (*hpp.drive, "-m"))
 
+    def _java_mapped(self) -> Language:
+        java = self._by_recipe("java")
+        return Language("java-mapped", (*java.drive, "-m"))
+
     def _c_float(self) -> Language:
         float_drive = self._built("drive-float", HERE / "drivers" / "drive.c", "-DREAL=float", '-DFORMAT="%.9g"', "-DPRINTED=double")
         trainer = self._built("trainer-float", EXAMPLES / "digits" / "trainer.c", "-DREAL=float")

@@ -34,6 +34,7 @@ def test_it_holds_every_part_and_client_as_real_files(wheel: Path) -> None:
         "plugml/shm_protocol/SPEC.md", "plugml/clients/c/plugml.h", "plugml/clients/c/plugml_shm.h", "plugml/clients/sh/plugml.sh",
         "plugml/clients/rust/plugml.rs",
         "plugml/clients/cpp/plugml.hpp",
+        "plugml/clients/java/Plugml.java",
         "plugml/clients/r/plugml.R", "plugml/clients/go/plugml.go",
     ):  # fmt: skip
         assert name in names, f"{name} is missing"
