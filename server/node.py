@@ -135,7 +135,9 @@ class ServerMachine(SaveTraffic):
             return
         if hosted is None:
             if all(self.name not in (*item.replicas, item.learner) for item in new.ranges.values()):
+                self._is_elsewhere(new)
                 return
+            self._elsewhere.pop(new.number, None)
             self._host(new)
         else:
             self._adopt(hosted, new)
@@ -171,11 +173,15 @@ class ServerMachine(SaveTraffic):
         """Memory that the host has, less what was promised to dense tables."""
         return self._room() - sum(hosted.untouched_bytes() for hosted in self.jobs.values())
 
+    def _is_elsewhere(self, new: JobMap) -> None:
+        """Nothing of the job is to be here: an older map that comes late does not bring it."""
+        self._elsewhere[new.number] = new.token
+        if len(self._elsewhere) > self._limits.jobs_max:
+            del self._elsewhere[next(iter(self._elsewhere))]
+
     def _drop(self, new: JobMap) -> None:
         """The job has ended: its memory is free for others."""
-        self._ended[new.number] = new.token
-        if len(self._ended) > self._limits.jobs_max:
-            del self._ended[next(iter(self._ended))]
+        self._is_elsewhere(new)
         self.link.job_ended(new.number)
         hosted = self.jobs.pop(new.number, None)
         if hosted is not None:
@@ -253,7 +259,7 @@ class ServerMachine(SaveTraffic):
         assert not self._effects and (self._turns.busy or not self._own), "an event left something undone"
         assert self._turns.busy or not self._later, "messages wait for nothing"
         self._turns.check()
-        assert len(self._ended) <= self._limits.jobs_max
+        assert len(self._elsewhere) <= self._limits.jobs_max
         self._warmth.check()
         self._early.check()
         self.saving.check(self.jobs)

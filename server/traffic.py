@@ -42,7 +42,7 @@ class Traffic:
         self._limits = limits
         self._memory = memory
         self._warmth = Warmth(limits)
-        self._ended: dict[int, int] = {}  # job -> token of the map that ended it
+        self._elsewhere: dict[int, int] = {}  # job that has ended or is nothing of ours -> token of the map that says so
         self._turns = Turns(limits.turn_bytes, self._emit)
         self._alarms = Alarms()
         self._own: deque[Any] = deque()  # messages to ourselves
@@ -303,7 +303,7 @@ class Traffic:
     def _nack(self, sender: str, message: Any, number: int, epoch: int) -> None:
         """Not taken.  If our map may be the older one, the master is asked."""
         token = self._token_of(message.job)
-        if message.token > token or (message.job not in self.jobs and message.job not in self._ended):
+        if message.token > token or (message.job not in self.jobs and message.job not in self._elsewhere):
             self._ask_map(message.job, message.token)
         self.counters["nacks"] += 1
         request = message.request if isinstance(message, _READS) else 0
@@ -311,7 +311,7 @@ class Traffic:
 
     def _token_of(self, job: int) -> int:
         hosted = self.jobs.get(job)
-        return hosted.token if hosted is not None else self._ended.get(job, 0)
+        return hosted.token if hosted is not None else self._elsewhere.get(job, 0)
 
     def _ask_map(self, job: int, token: int) -> None:
         self._effects += self.link.ask_map(job, token, self._now_us)

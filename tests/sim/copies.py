@@ -87,7 +87,7 @@ class Copies:
         known = [0]  # the checksum of the entries that made this copy
 
         def applied(entry: Any, *rest: Any) -> Any:
-            self._check_held(process, replica, entry.version)
+            self._check_held(process, replica, entry.version, entry.version > history.applied)
             effects = yield from apply(entry, *rest)
             known[0] = crc32(_essence(entry), known[0])
             history.applied = max(history.applied, held.version)
@@ -146,8 +146,8 @@ class Copies:
         if first[0] != process.name:
             self.world.reached("copies compared")
 
-    def _check_held(self, process: Process, replica: Any, version: int) -> None:
-        """Each copy that the store names as in sync, and whose process lives, has it in its log."""
+    def _check_held(self, process: Process, replica: Any, version: int, first: bool) -> None:
+        """Each copy that the store names as in sync, and whose process lives, has it in its log.  `first`: nobody has applied it yet."""
         seat = replica.seat
         job = self.truth.job(seat.job)
         if job is None:
@@ -168,7 +168,7 @@ class Copies:
                     f"{process.name} applies entry {version} of range {seat.range} of job {seat.job} in epoch {seat.epoch}, "
                     f"and {name}, which is in sync in epoch {stored.epoch}, has {has}"
                 )
-        if replica.leads and job.spec.min_insync > max(1, len(stored.replicas)) and stored.epoch == seat.epoch:
+        if first and replica.leads and job.spec.min_insync > max(1, len(stored.replicas)) and stored.epoch == seat.epoch:
             raise Violation(f"{process.name} applies entry {version} with {living} copies, {job.spec.min_insync} are to hold it")
 
     @staticmethod

@@ -376,6 +376,18 @@ def test_a_server_that_is_nothing_of_a_range_any_more_forgets_it() -> None:
 # -- sending again
 
 
+def test_a_map_that_comes_late_brings_nothing_that_is_elsewhere_now() -> None:
+    there = Trio()
+    there.map(A, B, to=(A,))
+    old = there.told
+    there.map(A, C)
+    assert 1 not in there.machines[B].jobs, "the newest map has nothing for it"
+    there.feed("m0", B, old)
+    assert 1 not in there.machines[B].jobs
+    there.map(A, C, B)
+    assert there.replica(B).seat.epoch == there.epoch
+
+
 def test_what_is_not_acked_is_sent_again_by_a_timer_one_batch_at_a_time() -> None:
     limits = Limits(replicate_bytes=2 * (24 + HEAD_BYTES))
     there = Trio(limits=limits)
