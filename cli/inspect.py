@@ -21,6 +21,7 @@ Examples:
   plugml inspect plugml-runs/digits/w.bin        raw numbers; result.json beside it says what they are
   plugml inspect grad.bin --dtype f64            raw numbers that nothing describes
   plugml inspect model.safetensors --json
+  plugml inspect net.txt                         a program's model file: its layout for plugml run --model
   plugml inspect "$PLUGML_DIR"                   a channel: its last request, grad and param
 \b
 Exit codes: 0 nothing wrong; 1 something is: numbers that are not finite, a size or sum that does not fit, a damaged file; 2 usage.
@@ -32,9 +33,11 @@ Exit codes: 0 nothing wrong; 1 something is: numbers that are not finite, a size
 @click.option("--dtype", default="", metavar="KIND", help="What the numbers of a raw file are: f16, f32, f64, i64, u32 or u64.")
 @json_option
 def inspect(path: str, dtype: str, as_json: bool) -> int:
-    """Say what is in PATH: a raw, npy, npz, safetensors or csv file, the directory of a result, or that of a channel.
+    """Say what is in PATH: a raw, npy, npz, safetensors, csv or text file, the directory of a result, or that of a channel.
 
-    It reads some MiB at a time and changes nothing.
+    Of a program's model file it says the layout for `plugml run --model`.
+
+    It changes nothing.
     """
     if not path:
         raise click.BadParameter("it is empty: name a file, a result or a channel", param_hint="PATH")
@@ -54,6 +57,7 @@ def look_at(path: Path, dtype: str = "") -> Report:
     from .look import KINDS
     from .lookdirs import changed, document_beside, entry_of, look_at_channel, look_at_result
     from .lookfiles import look_at_file
+    from .lookmodel import look_at_text, model_note
 
     if dtype and dtype not in KINDS:
         raise unknown_key(dtype, list(KINDS), "--dtype")
@@ -81,7 +85,10 @@ def look_at(path: Path, dtype: str = "") -> Report:
         raise UsageError(f"{path} lies in {kernel}: the kernel makes it up while it is read. Copy it elsewhere to look into it")
     document = None if dtype else document_beside(path)
     try:
-        report = look_at_file(path, entry_of(path, document), dtype)
+        told = document is not None or dtype
+        report = (None if told else look_at_text(path)) or look_at_file(path, entry_of(path, document), dtype)
+        if not told and report.kind != "text" and (note := model_note(path)):
+            report.notes.append(note)
         difference = changed(path, document)
     except OSError as error:
         raise WorldError(f"{path} cannot be read: {error.strerror}") from error

@@ -19,6 +19,7 @@ Examples:
   plugml run -n 4 --table w=650 --data 'parts/*.csv' -- ./trainer {data}
   plugml run -n 4 --table w=650 --evaluate './test {model}' --evaluate-every 100 --metric accuracy --patience 5 --keep-best -- ./trainer
   plugml run --join digits -n 2 -- ./trainer                # two more workers for the job `digits`, as long as they run
+  plugml run --model net.txt --rounds 10 -n 4 --shard data.csv -- ./trainer {data} net.txt      # a program that is not changed at all
   plugml run -f job.toml --check
 \b
 In the command's arguments {worker} {workers} {seed} {out} {data} are replaced; every other brace stays as it is.
@@ -45,13 +46,20 @@ Exit codes: 0 all well; else the first failing worker's own, 128+n if a signal k
 @click.option("--lr-warmup", type=int, metavar="CLOCKS", help="In which it grows to that (default 0).")
 @click.option("--consistency", metavar="MODEL", help="bsp (default), ssp:N or asp.")
 @click.option("--combine", metavar="HOW", help="mean (default, but of i64 tables the sum) or sum of the workers' pushes.")
+@click.option("--model", metavar="FILE[:LAYOUT]", help="For programs that are not changed at all: share the model file that they read and write. LAYOUT: text, npy, npz, safetensors, f32, f64 ... with offset=BYTES, count=N (default: by its looks; see `plugml inspect FILE`).")
+@click.option("--rounds", type=int, metavar="R", help="With --model: run the program R times; after each the workers' files are brought together.")
+@click.option("--outer", metavar="HOW", help="With --model: mean (default) or sum of the workers' steps, or nesterov (DiLoCo).")
+@click.option("--outer-lr", type=float, metavar="X", help="Of --outer nesterov (default 0.7).")
+@click.option("--outer-momentum", type=float, metavar="X", help="Of --outer nesterov (default 0.9).")
+@click.option("--weight", metavar="lines|REGEX", help="With --model: each worker's step counts by the lines of its {data}, or by the number in the group of this expression in its output.")
+@click.option("--side", multiple=True, metavar="GLOB", help="With --model: other files that each worker has for itself, beside FILE*. Repeatable.")
 @click.option("--data", multiple=True, metavar="GLOB", help="Files: each worker gets its share of them as {data}. Repeatable.")
 @click.option("--shard", metavar="FILE[:csv|lines|libsvm]", help="A file that is cut into a slice for each worker, as {data}.")
 @click.option("--pieces", multiple=True, metavar="GLOB|FILE:lines:N", help="Files, or slices of one, that workers ask for one by one. Repeatable.")
 @click.option("--passes", type=int, metavar="N", help="Passes over the pieces (default 1).")
 @click.option("--evaluate", metavar="CMD", help="A command that looks at the model beside training: {model} {clock} are replaced.")
 @click.option("--evaluate-every", type=int, metavar="CLOCKS", help="From one evaluation to the next.")
-@click.option("--metric", metavar="NAME|REGEX", help="The number that it prints behind this name, or in the group of this expression (default: its last number).")
+@click.option("--metric", metavar="NAME|REGEX", help="The number that it prints behind this name, or in the group of this expression (default: its last number). With --model and no evaluation: in the program's own output, round by round.")
 @click.option("--clocks", type=int, metavar="N", help="All workers end when they have done so many clocks.")
 @click.option("--seconds", type=float, metavar="S", help="All workers end at one clock after so long.")
 @click.option("--patience", type=int, metavar="N", help="All workers end at one clock when the metric has not become better in N evaluations.")
@@ -95,18 +103,19 @@ def run(file: str | None, join: str | None, quiet: bool, verbose: bool, as_json:
     from ..launch.join import join_plan
     from ..launch.main import Options
     from ..launch.plan import make_plan
+    from ..launch.rounds import measure
     from ..launch.start import check_run, run_plan
 
     flags = {key: value for key, value in given.items() if value is not None and value != ()}
     if "ok_exit" in flags:
         flags["ok_exit"] = exit_codes(flags["ok_exit"])
-    for key in ("env", "tables", "worker", "argv", "data", "pieces"):
+    for key in ("env", "tables", "worker", "argv", "data", "pieces", "side"):
         if key in flags:
             flags[key] = list(flags[key])
     if "cluster" not in flags and os.environ.get("PLUGML_CLUSTER"):
         flags.setdefault("cluster", os.environ["PLUGML_CLUSTER"])
     written, called = read_toml(file) if file else {}, file or "job.toml"
-    plan = make_plan(written, called, flags, os.getcwd()) if join is None else join_plan(written, called, flags, join, os.getcwd(), os.environ)
+    plan = make_plan(written, called, flags, os.getcwd(), measure) if join is None else join_plan(written, called, flags, join, os.getcwd(), os.environ)
     options = Options(quiet, verbose, as_json, allow_disk)
     return check_run(plan, options, os.environ) if check else run_plan(plan, options, os.environ)
 

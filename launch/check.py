@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from . import data, words
+from . import data, modelfile, words
 from .plan import RunPlan
 from .rules import rule_lines
 
@@ -27,6 +28,7 @@ def check_lines(plan: RunPlan, room: Room, threads: str) -> list[str]:
     where = f"cluster {plan.cluster}" if plan.cluster else f"a private cluster with {words.count(plan.servers, 'server')}"
     lines = [f"job {spec.name}: {words.step_line(plan)}", f"on {where}", words.planned_copies(plan), words.reproducible_line(plan)]
     lines += [words.owner_line(table, spec.combine_of(table)) for table in spec.tables]
+    lines += modelfile.lines_of(plan.model, plan.workers) if plan.model else []
     lines += [f"worker {number}: {words.command_line(plan.arguments(number))}" for number in shown(plan)]
     if len(shown(plan)) < plan.workers:
         lines.append(f"... {plan.workers} workers in all")
@@ -64,5 +66,5 @@ def check_document(plan: RunPlan, room: Room) -> dict[str, Any]:
         "job": plan.spec.to_document(), "commands": [list(plan.arguments(number)) for number in plan.numbers],
         "cluster": plan.cluster, "servers": plan.servers, "result": plan.result, "step": words.step_line(plan), "copies": words.planned_copies(plan), "room": room._asdict(),
         "notes": list(plan.notes), "data": data.document(plan.data, plan.workers, plan.result), "formats": list(plan.formats),
-        "evaluate": list(plan.rules.command), "rules": rule_lines(plan.rules, words.command_line(plan.rules.command)),
+        "model": asdict(plan.model) if plan.model else None, "evaluate": list(plan.rules.command), "rules": rule_lines(plan.rules, words.command_line(plan.rules.command)),
     }  # fmt: skip

@@ -30,16 +30,20 @@ STOP_KEYS: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 RESULT_KEYS: dict[str, tuple[type, ...]] = {"dir": (str,), "export": (str, list), "keep_best": (bool,)}
 CHECKPOINT_KEYS: dict[str, tuple[type, ...]] = {"dir": (str,), "every": (int,), "keep": (int,), "resume": (str,)}
+MODEL_KEYS: dict[str, tuple[type, ...]] = {
+    "file": (str,), "rounds": (int,), "outer": (str,), "outer_lr": NUMBER, "outer_momentum": NUMBER, "weight": (str,), "side": (str, list),
+}  # fmt: skip
 #: Sections of one mapping each.
 PLAIN: dict[str, dict[str, tuple[type, ...]]] = {
     "job": JOB_KEYS, "data": DATA_KEYS, "evaluate": EVALUATE_KEYS, "stop": STOP_KEYS, "result": RESULT_KEYS,
-    "checkpoint": CHECKPOINT_KEYS,
+    "checkpoint": CHECKPOINT_KEYS, "model": MODEL_KEYS,
 }  # fmt: skip
-SECTIONS = ("job", "worker", "table", "data", "evaluate", "stop", "result", "checkpoint")
+SECTIONS = ("job", "worker", "table", "data", "evaluate", "stop", "result", "checkpoint", "model")
 #: What the command line calls a key of a section; the keys of [job] and all others have their own names there.
 FLAGS: dict[tuple[str, str], str] = {
     ("data", "files"): "data", ("evaluate", "command"): "evaluate", ("evaluate", "every"): "evaluate_every", ("result", "dir"): "result",
     ("checkpoint", "dir"): "checkpoint_dir", ("checkpoint", "every"): "checkpoint_every", ("checkpoint", "keep"): "checkpoint_keep",
+    ("model", "file"): "model",
 }  # fmt: skip
 _KINDS = {"str": "a text", "int": "a whole number", "float": "a number", "list": "a list", "bool": "true or false"}
 
@@ -56,6 +60,7 @@ class Description(NamedTuple):
     stop: dict[str, Any]
     result: dict[str, Any]
     checkpoint: dict[str, Any]
+    model: dict[str, Any]
 
 
 def describe(file: Mapping[str, Any], file_name: str, flags: Mapping[str, Any]) -> Description:
@@ -74,7 +79,7 @@ def describe(file: Mapping[str, Any], file_name: str, flags: Mapping[str, Any]) 
 
     tables = [Entry(_checked(item, TABLE_KEYS, f"{file_name}, [[table]]"), file_name) for item in _list(file, "table", file_name)]
     tables += [Entry(parse_table(text), "--table") for text in flags.get("tables") or ()]
-    return Description(merged["job"], groups, command, tables, merged["data"], merged["evaluate"], merged["stop"], merged["result"], merged["checkpoint"])
+    return Description(merged["job"], groups, command, tables, merged["data"], merged["evaluate"], merged["stop"], merged["result"], merged["checkpoint"], merged["model"])
 
 
 def _merged(section: str, written: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,8 @@ def join_plan(file: Mapping[str, Any], file_name: str, flags: Mapping[str, Any],
         raise UsageError(f"--{strange.replace('_', '-')} belongs to the job, which runs already: with --join it cannot be said any more")
     said = describe(file, file_name, flags)
     job = said.job
+    if said.model:
+        raise UsageError("[model]: workers that join have a client of their own; unchanged programs begin the job together")
     commands = commands_of(said)
     cluster = discovery.find(job.get("cluster", ""), environ)
     data = parse_data({key: value for key, value in said.data.items() if key in flags}, None)

@@ -38,6 +38,7 @@ from .output import Screen, WorkerOutput
 from .plan import RunPlan
 from .progress import Progress
 from .result import Place, Saved, publish
+from .rounds import between
 from .rules import rule_lines
 
 TAIL_LINES = 12  # of a failed program's output
@@ -208,7 +209,7 @@ class Run:
         environment = worker_environment(
             self.environ, self.plan, channel.info, str(channel.directory), self.cpus, self._port, __version__
         )
-        stdin, argv = self.plan.stdin_of(worker), self.plan.arguments(worker)
+        stdin, argv = self.plan.stdin_of(worker), between(self.plan.round_of(worker), self.plan.arguments(worker))
         stdin = os.path.join(self.plan.directory, stdin) if stdin else os.devnull
         fifo = is_fifo(stdin)
         output.begin(gen)

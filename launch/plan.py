@@ -22,6 +22,7 @@ from .amounts import parse_bytes
 from .data import DATA, Data, check_commands, fill_word, parse_data
 from .export import DEFAULT, check_names, parse_formats
 from .jobfile import Description, describe
+from .modelfile import Measure, ModelFile, Round, model_of
 from .rules import Rules, parse_rules
 from .saves import Saves, parse_saves
 from .tables import table_of
@@ -77,6 +78,7 @@ class RunPlan:
     saves: Saves = field(default=Saves())
     finished_before: bool = False  # an earlier run has left its finished result in the place
     joins: Joins | None = None  # the running job that its workers join; None = it begins one
+    model: ModelFile | None = None  # what unchanged programs share
 
     @property
     def workers(self) -> int:
@@ -133,6 +135,10 @@ class RunPlan:
         names = self.data_of(worker)
         return [part for word in filled for part in fill_word(word, names)] if names else filled
 
+    def round_of(self, worker: int) -> Round | None:
+        """What the process between an unchanged program and its channel is told; None where the program has its own client."""
+        return Round(self.model, self.directory, self.data_of(worker), tuple(sorted(self.ok_exit))) if self.model else None
+
     def stdin_of(self, worker: int) -> str:
         """File for the program's standard input, "" = /dev/null.  Raises `UsageError` for several."""
         names = self.data_of(worker)
@@ -173,14 +179,21 @@ class RunPlan:
         return replace(self, spec=replace(self.spec, settings={**self.spec.settings, **settings}))
 
 
-def make_plan(file: Mapping[str, Any], file_name: str, flags: Mapping[str, Any], directory: str) -> RunPlan:
+def no_files(path: str, _layout: str) -> int:
+    raise UsageError(f"--model {path}: nobody here looks into files")
+
+
+def make_plan(file: Mapping[str, Any], file_name: str, flags: Mapping[str, Any], directory: str, measure: Measure = no_files) -> RunPlan:
     """Check everything that can be checked without looking at the host.  Raises `UsageError`.
+
+    `measure` looks into a model file.
 
     `flags` holds what was given on the command line, see `jobfile.describe`; `directory` is the launch directory.
     """
     said = describe(file, file_name, flags)
-    job = said.job
     commands = commands_of(said)
+    model, said = model_of(said, len(commands), directory, measure)
+    job = said.job
     servers = _servers_of(job)
     torch, variables = environment_of(job.get("env", ()))
     name = job.get("name") or default_name(commands[0])
@@ -194,7 +207,7 @@ def make_plan(file: Mapping[str, Any], file_name: str, flags: Mapping[str, Any],
     plan = RunPlan(
         spec, commands, bool(job.get("name")), directory, job.get("cluster", ""), servers, said.result.get("dir") or RESULT_DIR,
         ok_exit_of(job.get("ok_exit", ())), grace_of(job.get("grace", GRACE_S)), job.get("stdin", ""), torch, variables,
-        bool(job.get("private_dir")), data, rules, formats, saves=parse_saves(said.checkpoint),
+        bool(job.get("private_dir")), data, rules, formats, saves=parse_saves(said.checkpoint), model=model,
     )  # fmt: skip
     return replace(plan, notes=tuple(_notes(plan)))
 

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FLOORS = {
-    "core": 0, "wire": 1, "shm_protocol": 1, "client": 2, "server": 3, "master": 3, "agent": 3, "launch": 3,
+    "core": 0, "wire": 1, "shm_protocol": 1, "layouts": 1, "client": 2, "server": 3, "master": 3, "agent": 3, "launch": 3,
     "runtime": 4, "cli": 6, "plugml": 7,
 }  # fmt: skip
 FOLDERS = {"client": "clients/python", **{name: name for name in FLOORS if name != "client"}}
@@ -20,7 +20,7 @@ SHELLS = {
     "server": {"main.py", "rangefiles.py", "savedisk.py"},
     "master": {"main.py", "reach.py", "store.py", "etcd.py"},
     "agent": {"main.py", "disk.py", "door.py", "exportdisk.py", "piecefile.py"},
-    "launch": {"main.py", "agentlink.py", "byhand.py", "cluster.py", "daemon.py", "discovery.py", "export_files.py", "export_rows.py", "fifo.py", "guard.py", "host.py", "join.py", "keeper.py", "evaluation.py", "datafiles.py", "private.py", "reach.py", "resize.py", "output.py", "progress.py", "result.py", "resume.py", "start.py", "takedown.py"},
+    "launch": {"main.py", "agentlink.py", "byhand.py", "cluster.py", "daemon.py", "discovery.py", "export_files.py", "export_rows.py", "fifo.py", "guard.py", "host.py", "join.py", "keeper.py", "evaluation.py", "datafiles.py", "private.py", "reach.py", "resize.py", "output.py", "progress.py", "result.py", "resume.py", "rounds.py", "roundfiles.py", "start.py", "takedown.py"},
 }  # fmt: skip
 MACHINE_BANS = {"time", "random", "asyncio", "threading", "socket", "subprocess", "uvloop", "zmq", "select", "signal"}
 LINES_MAX = 420

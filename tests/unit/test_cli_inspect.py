@@ -203,7 +203,7 @@ def test_tensors_without_a_numpy_kind_are_named(tmp_path: Path) -> None:
     header = json.dumps({"b": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}, "__metadata__": {"who": "me"}}).encode()
     (tmp_path / "t.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
     report = look_at(tmp_path / "t.safetensors")
-    assert report.looks[0].kind == "bf16" and report.notes == ["metadata who = me", "b holds BF16: not looked into"] and not report.problems
+    assert report.looks[0].kind == "bf16" and report.notes[:2] == ["metadata who = me", "b holds BF16: not looked into"] and not report.problems
 
 
 @pytest.mark.parametrize(
@@ -392,3 +392,22 @@ def test_its_reader_may_go(result: Path) -> None:
 
 def test_a_name_moves_no_cursor() -> None:
     assert inspect.plain("a\x1b[2J\nb") == "a\\x1b[2J\\x0ab"
+
+
+# -- model files ------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_file_is_told_with_its_layout(tmp_path: Path) -> None:
+    numbers = np.linspace(-1, 1, 100)
+    (tmp_path / "net.txt").write_text("layers 3\nw 0.5 -1e-3\n")
+    report = look_at(tmp_path / "net.txt")
+    assert report.kind == "text" and report.looks[0].count == 3 and not report.problems
+    assert "plugml run --model net.txt:text: 2 are written as floats and shared, 1 as whole" in report.notes[0]
+    np.savez(tmp_path / "m.npz", w=numbers)
+    assert look_at(tmp_path / "m.npz").notes[-1] == "for plugml run --model m.npz:npz: 100 numbers"
+    (tmp_path / "my net").write_bytes(b"NET1" + (7).to_bytes(8, "little") + numbers.astype("f4").tobytes())
+    assert "my net:f32,offset=12 (100 numbers)" in look_at(tmp_path / "my net").notes[-1]
+    (tmp_path / "w.pkl").write_bytes(b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00K\x01.")
+    assert "it is a Python pickle" in look_at(tmp_path / "w.pkl").notes[-1]
+    (tmp_path / "bad.txt").write_text("w 0.5 nan\n")
+    assert "not finite" in look_at(tmp_path / "bad.txt").problems[0]

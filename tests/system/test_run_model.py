@@ -1,0 +1,327 @@
+"""Programs that are not changed at all: what they do to their model file, in tiny programs, and what comes of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.system.run_kit import Place, end_pid, find_child, is_alive, place, wait_for  # noqa: F401
+
+#: T way step: read model.txt, w -> 0.75 w + step, write it back in some way; `seen` counts the runs.
+TRAINER = """
+import os, signal, sys, time
+way, step = sys.argv[1], float(sys.argv[2])
+lines = open("model.txt").read().splitlines()
+seen = int(lines[0].split()[1])
+names = [line.split()[0] for line in lines[1:]]
+w = [float(line.split()[1]) * 0.75 + step for line in lines[1:]]
+if way == "shuffled":
+    names, w = names[::-1], w[::-1]
+if way == "growing":
+    names, w = names + ["new"], w + [1.0]
+if way == "nan":
+    w[1] = float("nan")
+text = "seen %d\\n" % (seen + 1) + "".join("%s %.17g\\n" % pair for pair in zip(names, w))
+if way == "early":                      # a write test first, long before the numbers
+    open("model.txt", "w").close()
+if way == "rename":
+    open("model.tmp", "w").write(text)
+    os.rename("model.tmp", "model.txt")
+elif way == "empty":
+    open("model.txt", "w").close()
+elif way == "gone":
+    os.unlink("model.txt")
+elif way == "half":
+    open("model.txt", "w").write(text[: len(text) // 2])
+elif way == "pickle":
+    open("model.txt", "wb").write(bytes([128, 4, 149, 11, 0, 0, 0, 0, 0, 0, 0, 75, 1, 46]))
+elif way == "nothing":
+    pass
+elif way in ("killed", "once"):
+    file = open("model.txt", "w")
+    file.write(text[: len(text) // 2])
+    file.flush()
+    if way == "killed" or not os.path.exists("was-killed"):
+        open("was-killed", "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    file.write(text[len(text) // 2 :])
+elif way == "hangs":
+    open("model.txt", "w").write(text[:9])
+    time.sleep(1000)
+else:
+    open("model.txt", "w").write(text)
+if way == "fails":
+    sys.exit(3)
+print("loss", sum(w), "on", 10 * step, "examples")
+"""
+START = "seen 0\na 0.5\nb -1.25\nc 3e-05\n"
+WELL = ["plain", "early", "rename"]
+
+
+def trainer(way: str, step: float = 0.125) -> list[str]:
+    return [sys.executable, "t.py", way, str(step)]
+
+
+def ready(place: Place) -> Path:  # noqa: F811
+    place.write("t.py", TRAINER)
+    return place.write("model.txt", START)
+
+
+def numbers(text: str) -> list[float]:
+    return [float(line.split()[1]) for line in text.splitlines()[1:]]
+
+
+def alone(place: Place, command: Sequence[str], rounds: int) -> bytes:  # noqa: F811
+    """What the program makes of the model without us; the model is as it was afterwards."""
+    before = (place.directory / "model.txt").read_bytes()
+    for _ in range(rounds):
+        subprocess.run(command, cwd=place.directory, check=True, stdout=subprocess.DEVNULL)
+    after = (place.directory / "model.txt").read_bytes()
+    (place.directory / "model.txt").write_bytes(before)
+    return after
+
+
+@pytest.mark.parametrize("way", WELL)
+def test_a_lone_worker_makes_the_bytes_of_the_program_alone(place: Place, way: str) -> None:  # noqa: F811
+    model = ready(place)
+    expected = alone(place, trainer(way), 4)
+    model.chmod(0o640)
+    done = place.run("run", "--model", "model.txt", "--rounds", "4", "--", *trainer(way))
+    assert model.read_bytes() == expected != START.encode()
+    assert model.stat().st_mode & 0o777 == 0o640 and "4 pushes" in done.stderr
+    assert sorted(path.name for path in place.directory.iterdir() if "model" in path.name) == ["model.txt"]
+    assert "whole number of model.txt (line 1, behind 'seen') has changed: taken for a counter" in done.stderr
+
+
+@pytest.mark.parametrize(("outer", "rule"), [("mean", lambda old, steps: old + steps.mean(0)), ("sum", lambda old, steps: old + steps.sum(0))])
+def test_steps_of_two_workers_are_brought_together_after_each_round(place: Place, outer: str, rule: object) -> None:  # noqa: F811
+    model = ready(place)
+    place.run("run", "--model", "model.txt", "--rounds", "3", "--outer", outer, "--worker", " ".join(trainer("plain", 0.125)), "--worker", " ".join(trainer("rename", 0.5)))
+    w = np.array(numbers(START))
+    for _ in range(3):
+        w = rule(w, np.array([0.75 * w + step - w for step in (0.125, 0.5)]))  # type: ignore[operator]
+    assert np.allclose(numbers(model.read_text()), w, rtol=1e-14)
+    assert model.read_text().startswith("seen 3\na ")
+
+
+def test_nesterov_goes_through_momentum(place: Place) -> None:  # noqa: F811
+    model = ready(place)
+    place.run("run", "--model", "model.txt", "--rounds", "3", "-n", "2", "--outer", "nesterov", "--outer-lr", "0.5", "--outer-momentum", "0.8", "--", *trainer("plain"))
+    w = np.array(numbers(START))
+    v = np.zeros(3)
+    for _ in range(3):
+        g = w - (0.75 * w + 0.125)
+        v = 0.8 * v + g
+        w = w - 0.5 * (g + 0.8 * v)
+    assert np.allclose(numbers(model.read_text()), w, rtol=1e-13)
+
+
+def test_workers_are_weighed_by_what_they_say_or_read(place: Place) -> None:  # noqa: F811
+    model = ready(place)
+    workers = ["--worker", " ".join(trainer("plain", 0.1)), "--worker", " ".join(trainer("plain", 0.3))]
+    done = place.run("run", "--model", "model.txt", "--rounds", "1", "--weight", "on ([0-9.]+) examples", "--metric", "loss", *workers)
+    w = np.array(numbers(START))
+    assert np.allclose(numbers(model.read_text()), 0.75 * w + (0.1 * 1 + 0.3 * 3) / 4, rtol=1e-13)
+    assert "[w0] round 0: " in done.stdout and "[w1] loss" in done.stdout
+
+    ready(place)
+    place.write("a.csv", "1\n")
+    place.write("b.csv", "1\n2\n3\n")
+    workers = [word.replace("0.1", "0.1 {data}").replace("0.3", "0.3 {data}") for word in workers]
+    place.run("run", "--model", "model.txt", "--rounds", "1", "--weight", "lines", "--data", "?.csv", *workers)
+    assert np.allclose(numbers(model.read_text()), 0.75 * w + (0.1 * 1 + 0.3 * 3) / 4, rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("way", "says"),
+    [
+        ("empty", "it is empty"),
+        ("gone", "No such file"),
+        ("half", "it is not complete, or it grows|stands where"),
+        ("growing", "it is not complete, or it grows"),
+        ("shuffled", "stands where"),
+        ("nan", "1 of its 4 numbers is not finite"),
+        ("pickle", "it is a Python pickle"),
+        ("fails", "exit code 3"),
+    ],
+)
+def test_a_file_that_cannot_be_used_ends_the_run_and_changes_nothing(place: Place, way: str, says: str) -> None:  # noqa: F811
+    """One of two workers: nobody gets half a round."""
+    model = ready(place)
+    done = place.run(
+        "run", "--name", "j", "--model", "model.txt", "--rounds", "3", "--worker", " ".join(trainer("plain")), "--worker", " ".join(trainer(way)), code=3 if way == "fails" else 1
+    )
+    assert any(word in done.stderr for word in says.split("|")) and "othing of the round was pushed" in done.stderr, done.stderr
+    assert model.read_text() == START
+    assert "of job j were saved" not in done.stdout
+
+
+def test_a_program_that_leaves_its_file_alone_is_told_so(place: Place) -> None:  # noqa: F811
+    model = ready(place)
+    done = place.run("run", "--model", "model.txt", "--rounds", "2", "--", *trainer("nothing"))
+    assert done.stderr.count("does it write to this file?") == 1 and model.read_text() == START
+
+
+def test_a_program_that_is_killed_while_it_writes_pushes_nothing(place: Place) -> None:  # noqa: F811
+    model = ready(place)
+    done = place.run("run", "--model", "model.txt", "--rounds", "2", "--max-restarts", "1", "--", *trainer("killed"), code=128 + signal.SIGKILL)
+    assert "SIGKILL ended" in done.stderr and "nothing was pushed, so there is no result to save" in done.stderr
+    assert model.read_text() == START
+
+
+def test_one_that_was_killed_once_goes_on_from_the_last_good_file(place: Place) -> None:  # noqa: F811
+    model = ready(place)
+    expected = alone(place, trainer("plain"), 3)
+    done = place.run("run", "--model", "model.txt", "--rounds", "3", "--", *trainer("once"))
+    assert model.read_bytes() == expected and "SIGKILL ended" in done.stderr
+
+
+def test_nothing_is_left_of_a_run_that_is_ended_while_the_program_writes(place: Place) -> None:  # noqa: F811
+    """The signal, and the death of the process in between: the program goes with it, and the model stays."""
+    model = ready(place)
+    run = place.start("run", "--model", "model.txt", "--rounds", "2", "--grace", "1", "--max-restarts", "0", "--", *trainer("hangs"))
+    pid = find_child(run.pid, ["hangs", "t.py"], 2)
+    private = place.directory / "plugml-runs" / "t" / "w0" / "dir" / "model.txt"
+    wait_for(lambda: private.exists() and private.stat().st_size == 9, "the program writes")
+    between = next(number for number in pid if "--" in Path(f"/proc/{number}/cmdline").read_text().split("\0"))
+    end_pid(between)
+    assert run.ended(None).code == 128 + signal.SIGKILL
+    assert not any(map(is_alive, pid)) and model.read_text() == START
+
+    run = place.start("run", "--name", "u", "--model", "model.txt", "--rounds", "2", "--grace", "1", "--", *trainer("hangs"))
+    find_child(run.pid, ["hangs", "t.py"], 2)
+    run.send(signal.SIGTERM)
+    assert run.ended(None).code == 128 + signal.SIGTERM and model.read_text() == START
+
+
+C_TRAINER = r"""
+/* The model is a head of 12 bytes that counts the runs, and floats that are changed in place through a shared mapping. */
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+int main(int argc, char **argv) {
+    struct stat about;
+    int fd = open(argv[1], O_RDWR);
+    if (argc < 3 || fd < 0 || fstat(fd, &about)) return 1;
+    char *map = mmap(0, about.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    int64_t seen;
+    memcpy(&seen, map + 4, 8);
+    seen++;
+    memcpy(map + 4, &seen, 8);
+    float *w = (float *)(map + 12), step = strtof(argv[2], 0);
+    for (long i = 0; i < (long)(about.st_size - 12) / 4; i++) w[i] = w[i] * 0.9f + step;
+    return 0;
+}
+"""
+
+
+@pytest.fixture
+def mapped(place: Place) -> Path:  # noqa: F811
+    """The compiled trainer, and models/m.bin for it."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        if os.environ.get("PLUGML_REQUIRE_ALL"):
+            pytest.fail("there is no C compiler")
+        pytest.skip("there is no C compiler")
+    source = place.write("t.c", C_TRAINER)
+    subprocess.run([compiler, "-O1", "-o", str(place.directory / "trainer"), str(source)], check=True)
+    (place.directory / "models").mkdir()
+    (place.directory / "models" / "other.txt").write_text("not shared")
+    model = place.directory / "models" / "m.bin"
+    model.write_bytes(b"NET1" + struct.pack("<q", 0) + np.linspace(-1, 1, 1000, dtype="<f4").tobytes())
+    return model
+
+
+@pytest.mark.parametrize("layout", ["f32,offset=12", "f32,offset=-4000"])
+def test_a_mapping_in_a_file_with_a_binary_head(place: Place, mapped: Path, layout: str) -> None:  # noqa: F811
+    start = mapped.read_bytes()
+    for _ in range(3):
+        subprocess.run(["./trainer", "models/m.bin", "0.01"], cwd=place.directory, check=True)
+    expected = mapped.read_bytes()
+    mapped.write_bytes(start)
+    place.run("run", "--model", f"models/m.bin:{layout}", "--rounds", "3", "--", "./trainer", "models/m.bin", "0.01")
+    assert mapped.read_bytes() == expected
+
+    mapped.write_bytes(start)
+    place.run("run", "--model", f"models/m.bin:{layout}", "--rounds", "3", "-n", "2", "--", "./trainer", "models/m.bin", "0.01")
+    assert mapped.read_bytes()[:12] == expected[:12] and np.allclose(np.frombuffer(mapped.read_bytes(), "<f4", -1, 12), np.frombuffer(expected, "<f4", -1, 12), rtol=1e-6)
+    assert sorted(path.name for path in (place.directory / "models").iterdir()) == ["m.bin", "other.txt"]
+
+
+NUMPY = """
+import sys, numpy as np
+with np.load("m.npz") as m:
+    m = dict(m)
+m["w"] = (m["w"] * np.float32(0.9) + np.float32(sys.argv[1])).astype(np.float32)
+m["steps"] += 5
+np.savez("m.npz", **dict(sorted(m.items(), reverse=int(m["steps"][0]) % 2 == 0)))      # members in another order
+open("log.txt", "a").write("x")
+"""
+
+
+def test_arrays_are_met_by_name_and_whole_numbers_are_the_programs_own(place: Place) -> None:  # noqa: F811
+    place.write("n.py", NUMPY)
+    log = place.write("log.txt", "")
+    model = place.directory / "m.npz"
+    np.savez(model, w=np.ones(3, np.float32), steps=np.array([0]), b=np.full(2, 0.5))
+    done = place.run("run", "--model", "m.npz", "--rounds", "3", "--worker", f"{sys.executable} n.py 0.1", "--worker", f"{sys.executable} n.py 0.3")
+    with np.load(model) as got:
+        w = np.ones(3)
+        for _ in range(3):
+            w = 0.9 * w + 0.2
+        assert np.allclose(got["w"], w, rtol=1e-6) and got["steps"].tolist() == [15] and got["b"].tolist() == [0.5, 0.5]
+    assert "log.txt, which all workers share, has changed" in done.stderr and log.read_text()
+    log.write_text("")
+    done = place.run("run", "--model", "m.npz", "--rounds", "2", "--side", "*.txt", "--", sys.executable, "n.py", "0.1")
+    assert "which all workers share" not in done.stderr and log.read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--model", "no.txt", "--rounds", "1"], "run the program once"),
+        (["--model", "model.txt"], "needs --rounds"),
+        (["--rounds", "2"], "not which file"),
+        (["--model", "model.txt:f23", "--rounds", "1"], "f32"),
+        (["--model", "t.bin", "--rounds", "1"], "it is serialised|a serialised Java object"),
+        (["--model", "/etc/passwd", "--rounds", "1"], "from this directory down"),
+        (["--model", "model.txt", "--rounds", "0"], "rounds = 0"),
+        (["--model", "model.txt", "--rounds", "1", "--table", "w=3"], "both --model and tables"),
+        (["--model", "model.txt", "--rounds", "1", "--consistency", "asp"], "together (bsp)"),
+        (["--model", "model.txt", "--rounds", "1", "--lr", "0.1"], "takes its own steps"),
+        (["--model", "model.txt", "--rounds", "1", "--outer", "men"], "mean"),
+        (["--model", "model.txt", "--rounds", "1", "--outer-lr", "0.1"], "is for outer = nesterov"),
+        (["--model", "model.txt", "--rounds", "1", "--weight", "lines"], "declares none"),
+        (["--model", "model.txt", "--rounds", "1", "--weight", "([0-9]"], "no regular expression"),
+        (["--model", "model.txt", "--rounds", "1", "--side", "../x"], "from this directory down"),
+        (["--join", "j", "--model", "model.txt", "--rounds", "1"], "belongs to the job"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(place: Place, words: list[str], says: str) -> None:  # noqa: F811
+    ready(place)
+    (place.directory / "t.bin").write_bytes(b"\xac\xed\x00\x05sr")
+    done = place.run("run", *words, "--", *trainer("plain"), code=2)
+    assert any(word in done.stderr for word in says.split("|")), done.stderr
+    assert not (place.directory / "plugml-runs").exists() and place.is_clean()
+
+
+def test_the_same_in_a_file_and_what_check_says(place: Place) -> None:  # noqa: F811
+    ready(place)
+    place.write("job.toml", f'[job]\nworkers = 2\ncommand = {json.dumps(trainer("plain"))}\n[model]\nfile = "model.txt"\nrounds = 5\nouter = "sum"\n')
+    done = place.run("run", "-f", "job.toml", "--check")
+    assert "model.txt (text, 4 numbers) is shared over 5 rounds; the workers' steps are added up" in done.stdout.replace("layout by its looks", "text")
+    done = place.run("run", "-f", "job.toml", "--outer", "mean", "-n", "1", "--check", "--json")
+    assert json.loads(done.stdout)["model"]["push"] == "assign"
