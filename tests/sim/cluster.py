@@ -73,7 +73,7 @@ class Cluster:
 
     @property
     def launchers(self) -> list[Launcher]:
-        return [launcher for run in self.runs for launcher in run.launchers]
+        return [launcher for run in self.runs for launcher in (*run.launchers, *run.joiners)]
 
     @property
     def master(self) -> Process:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .exports import judge_export, judge_rescued
 from .host import Host
+from .joiner import Joiner
 from .launcher import Launcher
 from .ledger import Ledger
 from .process import Process
@@ -35,6 +37,9 @@ class JobRun:
     ) -> None:  # fmt: skip
         self.world = world
         self.plan = plan
+        if plan.joining:  # the last ones of its workers are not there at the start
+            assert plan.spec is not None
+            plan.spec = replace(plan.spec, workers=plan.workers - sum(plan.joining))
         self.ledger = Ledger(seed, plan)
         self.outcome = ""
         self._cluster = cluster
@@ -43,11 +48,20 @@ class JobRun:
         self._saved = False
         self.others_done: Callable[[], bool] = lambda: True  # workers that have no launcher
         self.launchers = [
-            Launcher(world, host, agent, plan, self.ledger, [w for w in range(plan.workers) if w % len(hosts) == number], connection)
+            Launcher(world, host, agent, plan, self.ledger, [w for w in range(plan.workers - sum(plan.joining)) if w % len(hosts) == number], connection)
             for number, (host, agent) in enumerate(hosts)
         ]
+        self.joiners = [
+            Joiner(world, *hosts[world.draw(0, len(hosts) - 1)], plan, self.ledger, number, count, connection, self._may_come)
+            for number, count in enumerate(plan.joining)
+        ]
+
+    def _may_come(self) -> bool:
+        return not self._asked_export and not self.outcome
 
     def start(self) -> None:
+        for joiner in self.joiners:
+            self.world.after(self.world.draw(100_000, 1_000_000), joiner.begin)
         for launcher in self.launchers:
             self.world.after(self.world.draw(0, 300_000), launcher.start)
         for _ in range(2 if self.plan.stop_at_us else 0):  # two rules, or one that is said again
@@ -61,10 +75,12 @@ class JobRun:
         """One look, and the next step of the end: all finished, values exported and judged, the job ended."""
         if self.outcome:
             return True
-        states = {launcher.job_state: launcher for launcher in self.launchers if launcher.job_state in ("lost", "failed")}
+        states = {launcher.job_state: launcher for launcher in (*self.launchers, *self.joiners) if launcher.job_state in ("lost", "failed")}
         if states:
             return self._broken(*next(iter(states.items())))
         if self._asked_export or not self.others_done() or not all(launcher.alive and launcher.done and launcher.job_number for launcher in self.launchers):
+            return False
+        if not all(joiner.settled for joiner in self.joiners):
             return False
         if self._cluster.may_show_the_end(self.launchers[0].job_number, self.plan.whole):
             self._asked_export = True
@@ -88,10 +104,10 @@ class JobRun:
             raise Violation(f"job {self.plan.job} is lost without a cause or a name: {reason!r}")
         if state == "failed" and not (FAILED_BY_NAME.search(reason) and self.ledger.doomed):
             raise Violation(f"job {self.plan.job} has failed without a cause or a name: {reason!r}")
-        for other in self.launchers:
+        for other in (*self.launchers, *self.joiners):
             if other.job_number != launcher.job_number:
                 other.kill()  # it came to register when the first run was over: its user gives up
-        if any(program.alive for other in self.launchers for program in other.programs.values()):
+        if any(program.alive for other in (*self.launchers, *self.joiners) for program in other.programs.values()):
             return False
         if state == "failed" and not self._saved:
             self._save(launcher)
@@ -123,8 +139,8 @@ class JobRun:
 
     def close(self) -> None:
         """The launchers go home; whatever they still keep is let go."""
-        for launcher in self.launchers:
+        for launcher in (*self.launchers, *self.joiners):
             launcher.kill()
 
     def waits(self) -> list[str]:
-        return [line for launcher in self.launchers for line in launcher.waits()]
+        return [line for launcher in (*self.launchers, *self.joiners) for line in launcher.waits()]

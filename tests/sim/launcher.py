@@ -23,7 +23,7 @@ from .world import Violation, World
 
 LINE_MAX = 64 << 10
 RETRY_US = 50_000
-GREETING = ("hello", "register")  # said first at every connection
+GREETING = ("hello", "join", "register")  # said first at every connection
 
 
 class Launcher:
@@ -103,7 +103,7 @@ class Launcher:
         """Ask until answered ok; a refusal is asked again after a while unless it is the job's end."""
         self._number += 1
         document = {"op": op, "id": self._number, **fields}
-        if "job" in fields and op not in ("register", "opened"):
+        if "job" in fields and op not in ("register", "opened", "join"):
             document["run"] = self.job_number
         self._pending[self._number] = (document, then)
         if self._ready or op in GREETING:
@@ -122,6 +122,9 @@ class Launcher:
         self._agent_name = self.agent.name
         self._pending = {number: item for number, item in self._pending.items() if item[0]["op"] not in GREETING}
         self.ask("hello", {"version": 1}, lambda answer: None)
+        self._greet()
+
+    def _greet(self) -> None:
         again = {"job": self.job_number} if self.job_number else {}
         self.ask("register", {"spec": self.spec.to_document(), **again}, self._greeted)
 

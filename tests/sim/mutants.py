@@ -45,6 +45,7 @@ from . import sabotage_channel as talk
 from . import sabotage_rows as rows_act
 from .mutant import Mutant, installed
 from .mutants_copies import AIDS_OF_COPIES, MUTANTS_OF_COPIES
+from .mutants_joins import MUTANTS_OF_JOINS
 from .mutants_saves import MUTANTS_OF_SAVES
 from .ordered import registered
 from .repeats import Twice
@@ -165,7 +166,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("clock: a lost worker's piece is done", ClockMachine, "_on_leave", talk.finish_at_the_question, fed(program_kill_us=50_000, gone=1.0)),
     Mutant("clock: input for dead incarnations", ClockMachine, "_on_next_ask", talk.give_to_the_dead, fed(net_straggle=0.3, net_straggle_us=(100_000, 900_000), net_double=0.4, program_kill_us=60_000)),
     *MUTANTS_OF_COPIES,
-    *MUTANTS_OF_SAVES,
+    *MUTANTS_OF_SAVES, *MUTANTS_OF_JOINS,
 )  # fmt: skip
 
 #: Rules that no run can break today, and why.

@@ -13,10 +13,10 @@ class Roll:
     def __init__(self, seed: int, plan: Plan) -> None:
         assert plan.spec is not None
         self._seed, self._plan = seed, plan
-        self.workers = plan.spec.workers
+        self.workers = plan.spec.workers + sum(plan.joining)
         self.granted: dict[int, int] = {}  # worker -> newest generation
         self.asked: dict[int, int] = {}  # worker -> how often one was asked for
-        self.first: dict[int, int] = dict.fromkeys(range(self.workers), 0)  # first clock of its present life as a member; not here = it has left
+        self.first: dict[int, int] = dict.fromkeys(range(plan.spec.workers), 0)  # first clock of its present life as a member; not here = it has left
         self.spans: dict[int, list[tuple[int, int]]] = {}  # clocks [first, end) of earlier ones
         self.leaving: dict[int, None] = {}  # killed for good, and the clock has not said yet what counts
         self.saying_bye: dict[int, int] = {}  # workers whose last clock is done, and which it was: another generation has nothing to do

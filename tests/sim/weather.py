@@ -82,6 +82,7 @@ class Plan:
     unwaited: float = 0.0  # chance of a push that says async=1
     gone: float = 0.0  # chance that a killed program does not come back at once: its worker leaves
     rejoins: float = 0.0  # chance that such a worker joins again later
+    joins: tuple[int, ...] = ()  # of the workers so many come later, each with a launcher of its own
     grouped: tuple[int, ...] = ()  # workers for whom a sender of sums speaks
     group_crash_us: int = 0
     stop_at_us: int = 0  # a stop rule fires then; 0 = never
@@ -96,6 +97,12 @@ class Plan:
     overflow_clock: int = -1  # clock whose pushes together leave the range of their numbers
     rounds: int = 1  # runs of the first job's name, one after the other
     others: list[Plan] = field(default_factory=list)  # further jobs at the same time
+
+    @property
+    def joining(self) -> tuple[int, ...]:
+        """Those for whom the rest of the plan has room."""
+        fits = sum(self.joins) < self.workers and self.rounds == 1 and self.overflow_clock < 0 and not self.grouped
+        return self.joins if fits and not self.launcher_kill_us and not self.host_loss_us else ()
 
     @property
     def may_be_replaced(self) -> bool:
@@ -145,13 +152,17 @@ def draw_plan(world: World) -> Plan:
     if world.happens(0.15):
         plan.rounds = 2
     if world.happens(0.2):
-        other = replace(plan, job="other", workers=draw(1, 3), clocks=draw(2, 10), replicas=draw(1, 3), rounds=1)
+        other = replace(plan, job="other", joins=(), workers=draw(1, 3), clocks=draw(2, 10), replicas=draw(1, 3), rounds=1)
         other.spec = draw_spec(world, other)
         plan.others = [other]
     if world.happens(0.06):
         _doom(world, plan)
     _draw_saves(world, plan)
     apart = random.Random(f"silence {world.seed}")
+    joins = random.Random(f"joins {world.seed}")
+    if joins.random() < 0.3 and plan.workers > 1:
+        plan.joins = joins.choice([some for some in ((1,), (2,), (1, 1), (1, 2)) if sum(some) < plan.workers])
+        plan.launcher_kill_us = plan.host_loss_us = 0
     plan.lonely = apart.random() < 0.3
     plan.retire_us = apart.randint(500_000, 3_000_000) if apart.random() < 0.3 else 0
     return plan

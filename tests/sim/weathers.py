@@ -24,7 +24,7 @@ def calm(world: World, plan: Plan) -> None:
     plan.long_pause = plan.long_cut = plan.lonely = plan.whole = False
     plan.effect_crash = plan.linger = plan.store_unknown = plan.mischief = plan.stale_bells = plan.param_full = 0.0
     plan.write_error = plan.read_error = plan.sync_error = plan.power_loss = plan.flips = 0.0
-    plan.overflow_clock, plan.rounds, plan.others = -1, 1, []
+    plan.overflow_clock, plan.rounds, plan.others, plan.joins = -1, 1, [], ()
 
 
 def under(consistency: str, workers: int = 2, **rates: Any) -> Callable[[World, Plan], None]:
@@ -39,6 +39,18 @@ def under(consistency: str, workers: int = 2, **rates: Any) -> Callable[[World, 
                 setattr(plan.network, name[4:], rate)
             else:
                 setattr(plan, name, rate)
+
+    return bias
+
+
+def joined(consistency: str, *joins: int, **rates: Any) -> Callable[[World, Plan], None]:
+    """Workers that come to a running job, with a launcher for each number of them."""
+
+    def bias(world: World, plan: Plan) -> None:
+        under(consistency, 1 + sum(joins), **{"think_us": (2_000, 20_000), **rates})(world, plan)
+        plan.joins, plan.clocks, plan.ends_early = joins, 40, 0.0
+        assert plan.spec is not None
+        plan.spec = replace(plan.spec, stop_clock=0)
 
     return bias
 
