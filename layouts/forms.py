@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from ..core.errors import UsageError
 from ..core.table import unknown_key
-from . import archives, arrays, raw, tensors, text
+from . import archives, arrays, raw, tensors, text, torchzip
 from .base import KINDS, Content, LayoutError, Numbers, patched
 from .opaque import opaque
 
-NAMED = ("text", "npy", "npz", "safetensors")
+NAMED = ("text", "npy", "npz", "safetensors", "torch")
 RAW = tuple(kind for kind in KINDS if kind != "bf16")
-_HOW = "write FILE, or FILE:LAYOUT with text, npy, npz, safetensors, or f32, f64 and the like with offset=BYTES (negative: from the end) and count=N"
+_HOW = "write FILE, or FILE:LAYOUT with text, npy, npz, safetensors, torch, or f32, f64 and the like with offset=BYTES (negative: from the end) and count=N"
 
 
 class Layout(NamedTuple):
@@ -89,8 +89,8 @@ def _archive(data: bytes) -> Layout:
         raise LayoutError(f"it is a zip archive that is damaged or not complete ({error})") from error
     if names and all(name.endswith(".npy") for name in names):
         return Layout("npz")
-    if any(name.rpartition("/")[2] == "data.pkl" for name in names):
-        raise LayoutError("it is a PyTorch file, which cannot be shared yet: save safetensors (safetensors.torch.save_file), or np.savez of the tensors")
+    if any(name.rpartition("/")[2] == torchzip.PROGRAM for name in names):
+        return Layout("torch")
     raise LayoutError("it is a zip archive of something else than arrays: save .npz, safetensors, text or raw floats")
 
 
@@ -117,6 +117,8 @@ def read(data: bytes, layout: Layout) -> Content:
         content = archives.read(data, name)
     elif found.name == "safetensors":
         content = tensors.read(data, name)
+    elif found.name == "torch":
+        content = torchzip.read(data, name)
     else:
         content = raw.read(data, name, found.name, found.offset, found.elements)
     if not content.numbers.size:
@@ -168,4 +170,6 @@ def write(content: Content, values: Numbers) -> bytes:
         return text.write(content, values)
     if name == "npz":
         return archives.write(content, values)
+    if name == "torch":
+        return torchzip.write(content, values)
     return bytes(patched(content, values))

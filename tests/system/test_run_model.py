@@ -325,3 +325,45 @@ def test_the_same_in_a_file_and_what_check_says(place: Place) -> None:  # noqa: 
     assert "model.txt (text, 4 numbers) is shared over 5 rounds; the workers' steps are added up" in done.stdout.replace("layout by its looks", "text")
     done = place.run("run", "-f", "job.toml", "--outer", "mean", "-n", "1", "--check", "--json")
     assert json.loads(done.stdout)["model"]["push"] == "assign"
+
+
+FANN = """
+use AI::FANN qw(:all);
+my ($file, $data) = @ARGV;
+my $net = AI::FANN->new_from_file($file);
+my @rows;
+open my $in, '<', $data or die;
+while (<$in>) { my ($x, $y) = split; push @rows, [$x], [$y]; }
+$net->train_on_data(AI::FANN::TrainData->new(@rows), 20, 0, 0.0);
+$net->save($file);
+printf "mse %.9g\\n", $net->MSE;
+"""
+FANN_NET = """
+use AI::FANN qw(:all);
+my $net = AI::FANN->new_standard(1, 6, 1);
+$net->hidden_activation_function(FANN_SIGMOID_SYMMETRIC);
+$net->output_activation_function(FANN_LINEAR);
+$net->save("net.txt");
+"""
+
+
+def test_a_network_of_fann(place: Place) -> None:  # noqa: F811
+    """A library that nobody here wrote: text with %.20e weights between whole ids, on one line."""
+    if shutil.which("perl") is None or subprocess.run(["perl", "-MAI::FANN", "-e", "1"], capture_output=True, check=False).returncode:
+        pytest.skip("AI::FANN is not installed (Debian: libai-fann-perl)")
+    place.write("fann.pl", FANN)
+    place.write("data.txt", "".join(f"{x / 100} {np.sin(3 * x / 100) / 2:.6f}\n" for x in range(-100, 100)))
+    subprocess.run(["perl", "-e", FANN_NET], cwd=place.directory, check=True)
+    net = place.directory / "net.txt"
+    start = net.read_bytes()
+    for _ in range(4):
+        subprocess.run(["perl", "fann.pl", "net.txt", "data.txt"], cwd=place.directory, check=True, stdout=subprocess.DEVNULL)
+    expected = net.read_bytes()
+    net.write_bytes(start)
+    place.run("run", "--model", "net.txt", "--rounds", "4", "--", "perl", "fann.pl", "net.txt", "data.txt")
+    assert net.read_bytes() == expected
+
+    net.write_bytes(start)
+    done = place.run("run", "--model", "net.txt", "--rounds", "4", "-n", "2", "--shard", "data.txt", "--metric", "mse", "--", "perl", "fann.pl", "net.txt", "{data}")
+    shown = [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines() if "[w0] round" in line]
+    assert len(shown) == 4 and shown[-1] < shown[0] / 3

@@ -9,6 +9,7 @@ import json
 import pkgutil
 import struct
 import zipfile
+import zlib
 from typing import Any
 
 import numpy as np
@@ -47,11 +48,49 @@ def tensors(order: list[str], **arrays: Any) -> bytes:
     return struct.pack("<Q", len(text)) + text + body
 
 
+class Pipe(io.RawIOBase):
+    """Where a zip is written when nobody can go back in it: sums follow the bytes, as in PyTorch's files."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, piece: Any) -> int:
+        self.data += bytes(piece)
+        return len(piece)
+
+
+def torch_file(sums_follow: bool = True, names: tuple[str, ...] = ("w", "n"), **storages: Any) -> bytes:
+    """What torch.save writes of a dict of tensors, as far as it matters here: each instruction of the pickle by hand."""
+
+    def word(text: str) -> bytes:
+        return b"X" + struct.pack("<I", len(text)) + text.encode()
+
+    program = b"\x80\x02}q\x00("
+    for number, (name, kind) in enumerate(zip(names, storages)):
+        kind_word = b"ctorch\n" + kind.encode() + b"\nq\x05"
+        first = word("storage") + b"q\x04" if number == 0 else b"h\x04"
+        program += word(name) + b"(" + first + kind_word + word(str(number)) + word("cpu") + b"K" + bytes([len(storages[kind])]) + b"tq\x06Q"
+    program += b"u."
+    out: Any = Pipe() if sums_follow else io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("archive/data.pkl", program)
+        archive.writestr("archive/byteorder", "little")
+        for number, storage in enumerate(storages.values()):
+            archive.writestr(f"archive/data/{number}", storage.tobytes())
+        archive.writestr("archive/version", "3")
+    data: bytes = out.data if sums_follow else out.getvalue()
+    return data
+
+
 W = np.arange(6, dtype=np.float32).reshape(2, 3) / 3
 SAMPLES = {
     "f32": W.tobytes(), "f64": W.astype("<f8").tobytes(), "f32be": W.astype(">f4").tobytes(), "f32,offset=5": b"head!" + W.tobytes(),
     "f32,offset=-24": b"any head" + W.tobytes(), "f64,offset=8,count=2": struct.pack("<q2d", 7, 0.5, -1e300) + b"foot",
     "npy": npy(W), "npz": npz(a=W, steps=np.array([3]), b=W[0].astype("f8")), "safetensors": tensors(["w", "n"], w=W, n=np.array([4])),
+    "torch": torch_file(FloatStorage=W.ravel(), LongStorage=np.array([7])),
     "text": b"seen 3\nw = 0.5, -1.25e-3 0x1.8p+1 1.0D+00\n",
 }  # fmt: skip
 
@@ -89,7 +128,7 @@ def test_a_file_that_was_cut_anywhere_is_never_taken_for_a_whole_one(layout: str
             matches(whole, read(SAMPLES[layout][:size], parse_layout(layout)))
 
 
-@pytest.mark.parametrize("layout", ["npy", "npz", "safetensors", "text"])
+@pytest.mark.parametrize("layout", ["npy", "npz", "safetensors", "torch", "text"])
 def test_a_layout_is_found_by_its_looks(layout: str) -> None:
     assert str(detect(SAMPLES[layout])) == layout
     assert read(SAMPLES[layout], AUTO).layout == layout
@@ -117,7 +156,7 @@ def test_every_float_survives_a_binary_file(values: list[float], form: str) -> N
 
 
 @settings(max_examples=500, deadline=None)
-@given(st.binary(max_size=200), st.sampled_from(["", "text", "npy", "npz", "safetensors", "f32", "f64,offset=3", "f16,offset=-8"]))
+@given(st.binary(max_size=200), st.sampled_from(["", "text", "npy", "npz", "safetensors", "torch", "f32", "f64,offset=3", "f16,offset=-8"]))
 def test_any_bytes_are_read_or_refused_with_a_sentence(data: bytes, layout: str) -> None:
     try:
         content = read(data, parse_layout(layout))
@@ -204,6 +243,8 @@ def test_a_weight_that_is_written_as_a_whole_number_by_chance_is_shared() -> Non
         (npy(W), npy(W.astype("f8")), "has become"),
         (npz(a=W), npz(a=W, b=W), "1 parts have become 2"),
         (tensors(["a"], a=W), tensors(["b"], b=W), "'a' has become 'b'"),
+        (torch_file(FloatStorage=W.ravel()), torch_file(names=("v",), FloatStorage=W.ravel()), "'w' has become 'v'"),
+        (torch_file(FloatStorage=W.ravel()), torch_file(FloatStorage=W[0]), "has become"),
     ],
 )
 def test_what_may_be_another_number_is_refused(given_: bytes, taken: bytes, why: str) -> None:
@@ -239,12 +280,34 @@ def test_what_cannot_be_read_is_refused_by_name_with_advice(data: bytes, name: s
 
 
 def test_other_zips_are_refused_by_name() -> None:
-    for inner, name in (("archive/data.pkl", "PyTorch"), ("hello.txt", "something else than arrays")):
+    for inner, name in (("archive/data.pkl", "PyTorch file"), ("hello.txt", "something else than arrays")):
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w") as archive:
             archive.writestr(inner, b"x")
         with pytest.raises(LayoutError, match=name):
             read(out.getvalue(), AUTO)
+
+
+@pytest.mark.parametrize("sums_follow", [False, True])
+def test_a_torch_file_is_changed_where_it_lies_with_its_sums(sums_follow: bool) -> None:
+    data = torch_file(sums_follow, ("w", "n", "h"), FloatStorage=W.ravel(), LongStorage=np.array([7]), HalfStorage=W[0].astype("f2"))
+    content = read(data, AUTO)
+    assert content.numbers.tolist() == [*W.ravel().tolist(), *W[0].astype("f2").tolist()]
+    new = write(content, content.numbers + 1)
+    with zipfile.ZipFile(io.BytesIO(new)) as archive:  # it looks at each sum
+        assert archive.testzip() is None and archive.read("archive/data/0") == (W + 1).tobytes()
+        assert archive.read("archive/data/1") == np.array([7]).tobytes()
+    assert len(new) == len(data) and sum(a != b for a, b in zip(new, data)) <= 6 * 4 + 3 * 2 + 4 * 4
+    if sums_follow:
+        end = new.index(b"PK\x07\x08", new.index((W + 1).tobytes()))
+        assert new[end + 4 : end + 8] == struct.pack("<I", zlib.crc32((W + 1).tobytes()))
+
+
+def test_a_damaged_storage_is_seen_by_its_sum() -> None:
+    data = bytearray(torch_file(FloatStorage=W.ravel()))
+    data[bytes(data).index(W.tobytes()) + 9] ^= 1
+    with pytest.raises(LayoutError, match="damaged"):
+        read(bytes(data), AUTO)
 
 
 def test_layouts_as_they_are_written() -> None:
