@@ -70,7 +70,16 @@ class Masters:
         for operation in self.house.operations_of(job.number):
             effects += operation.on_map(moved, clock_moved, now_us)
             self.house.settle(operation, effects, now_us)
-        return effects + self.desk.on_map(job, moved, now_us)
+        return effects + self._leave_for_the_lost(job, now_us) + self.desk.on_map(job, moved, now_us)
+
+    def _leave_for_the_lost(self, job: Job, now_us: int) -> list[Any]:
+        """Nobody is left where these workers were: we say for them that they leave, as every agent of the job does."""
+        effects: list[Any] = []
+        for worker, gen in job.map.gone if job.map is not None and job.running else ():
+            if (worker, gen) not in job.left_behind and gen >= job.newest_gen(worker):
+                job.left_behind.add((worker, gen))
+                effects += self.servers.leave(job, worker, gen, 0, "lost", now_us)
+        return effects
 
     def _ended(self, job: Job, new: JobMap) -> list[Any]:
         fields = {"job": job.name, "state": new.state, "reason": new.reason}

@@ -41,7 +41,7 @@ class Job:
     __slots__ = (
         "number", "name", "map", "plan", "routes", "clock_route", "token", "token_wanted", "checked_token", "closed", "slowest", "members",
         "initialised", "_stop_clock", "waiting", "waiting_since_us", "asked_us", "finished", "gens", "nacked", "one_home", "staleness", "twins",
-        "saves", "save_problem", "failure",
+        "saves", "save_problem", "failure", "left_behind",
     )  # fmt: skip
 
     def __init__(self, number: int, name: str) -> None:
@@ -70,6 +70,7 @@ class Job:
         self.gens: dict[int, int] = {}  # worker -> newest generation that we were told of
         self.staleness = Staleness()
         self.twins: dict[tuple[int, int], int] = {}  # workers whose pushes are alike -> clocks, as told to launchers last
+        self.left_behind: set[tuple[int, int]] = set()  # (worker, gen) of which we have said that they left: their host is gone
         self.failure: tuple[Code, str] | None = None  # why it cannot go on, while its values can still be read
 
     @property

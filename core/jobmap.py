@@ -41,7 +41,8 @@ class JobMap(NamedTuple):
     """`ranges` maps a range's number to its assignment; only ranges that hold something of the job are there.
 
     `ring_ranges` is Q of the cluster; `endpoints` gives the address of every node named in `ranges`; `gens` the newest
-    generation of each worker that was ever attached.  `joined` workers have come to those that the job began with.
+    generation of each worker that was ever attached.  `joined` workers have come to those that the job began with; of
+    these, `gone` (worker, gen) were lost with their hosts: whoever reads it says their Leave.
     """
 
     number: int
@@ -54,6 +55,7 @@ class JobMap(NamedTuple):
     endpoints: dict[str, str]
     gens: dict[int, int]
     joined: int = 0
+    gone: tuple[tuple[int, int], ...] = ()
 
     @property
     def workers(self) -> int:
@@ -81,6 +83,7 @@ class JobMap(NamedTuple):
                 [number, item.epoch, list(item.replicas), item.learner, item.born] for number, item in sorted(self.ranges.items())
             ],
             "endpoints": dict(self.endpoints), "gens": [list(pair) for pair in sorted(self.gens.items())], "joined": self.joined,
+            "gone": [list(pair) for pair in self.gone],
         }  # fmt: skip
 
     @classmethod
@@ -107,7 +110,8 @@ class JobMap(NamedTuple):
             endpoints = {_text(name): _text(endpoint) for name, endpoint in document["endpoints"].items()}
             number, token = _whole(document["number"]), _whole(document["token"], (1 << 64) - 1)
             joined = _whole(document["joined"], Limits().workers_max)
-            return cls(number, token, spec, document["state"], _text(document["reason"]), ring_ranges, ranges, endpoints, gens, joined)
+            gone = tuple((_whole(worker), _whole(gen)) for worker, gen in _items(document["gone"]))
+            return cls(number, token, spec, document["state"], _text(document["reason"]), ring_ranges, ranges, endpoints, gens, joined, gone)
         except (AttributeError, KeyError, TypeError, ValueError, UsageError) as error:
             raise PeerError(f"no job map: {error}") from error
 

@@ -106,6 +106,7 @@ class Job(NamedTuple):
     moves: dict[int, tuple[Move, ...]] = {}  # by range: ordered and not done yet, the next one first; never changed in place
     saved: Saved = Saved()
     joins: tuple[Joined, ...] = ()  # in order of their numbers
+    gone: tuple[tuple[int, int], ...] = ()  # (worker, gen) of those among them that were lost with their host
 
     @property
     def workers(self) -> int:
@@ -128,7 +129,7 @@ class Job(NamedTuple):
         """What servers and agents are told."""
         seats = {n: Assignment(seat.epoch, seat.replicas, seat.learner, seat.born) for n, seat in self.seats.items()}
         gens = {worker: item.gen for worker, item in self.attached.items()}
-        return JobMap(self.number, token, self.spec, self.state, self.reason, ring_ranges, seats, self.endpoints, gens, self.workers - self.spec.workers)
+        return JobMap(self.number, token, self.spec, self.state, self.reason, ring_ranges, seats, self.endpoints, gens, self.workers - self.spec.workers, self.gone)
 
 
 class State(NamedTuple):
@@ -261,7 +262,7 @@ def _pack_job(job: Job) -> list[Any]:
     return [
         job.number, _lean(job.spec), job.state, job.reason, job.why, job.asker, names, endpoints,
         _pack_seats(job.seats, position), agents, attached, moves, list(job.saved) if any(job.saved) else [],
-        [list(join) for join in job.joins],
+        [list(join) for join in job.joins], [list(pair) for pair in job.gone],
     ]  # fmt: skip
 
 
@@ -297,21 +298,21 @@ def _unpack_seats(packed: Any, names: Any) -> dict[int, Seat]:
 
 def _unpack_job(item: Any, document: Any) -> Job:
     """The job, checked as a map: what nodes would refuse is refused here, at the start."""
-    number, spec, state, reason, why, asker, names, endpoints, packed, agents, attached, moves, saved, joins = item
+    number, spec, state, reason, why, asker, names, endpoints, packed, agents, attached, moves, saved, joins, gone = item
     seats = _unpack_seats(packed, names)
     found = JobMap.from_document(
         {
             "number": number, "token": document["token"], "spec": spec, "state": state, "reason": reason,
             "ring_ranges": document["ring_ranges"], "endpoints": dict(zip(names, endpoints)),
             "ranges": [(n, seat.epoch, seat.replicas, seat.learner, seat.born) for n, seat in seats.items()],
-            "gens": [(worker, gen) for worker, gen, _, _ in attached], "joined": sum(workers for _, workers, _ in joins),
+            "gens": [(worker, gen) for worker, gen, _, _ in attached], "joined": sum(workers for _, workers, _ in joins), "gone": gone,
         }
     )  # fmt: skip
     job = Job(
         number, found.spec, state, reason, why, asker, seats, found.endpoints,
         {worker: Attachment(gen, agents[at], request) for worker, gen, at, request in attached},
         {n: tuple(Move(str(source), str(target)) for source, target in items) for n, *items in moves if items},
-        Saved(*saved) if saved else Saved(), tuple(Joined(*join) for join in joins),
+        Saved(*saved) if saved else Saved(), tuple(Joined(*join) for join in joins), found.gone,
     )  # fmt: skip
     if set(job.servers()) != set(job.endpoints) or not job.moves.keys() <= seats.keys():
         raise ValueError(f"job {number} has servers without endpoints, or moves without ranges")

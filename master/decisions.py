@@ -22,7 +22,7 @@ from .placement import place, too_many_blocks
 from .seats import DROP, held_alone, reseated, with_seats, without
 
 REASON_CHARS_MAX = 1_000
-GEN_BYTES = 14  # of one worker and its gen in a map, at most
+GEN_BYTES = 14  # of one worker and its gen in a map, at most: of one that has joined perhaps twice
 MAP_ROOM_BYTES = 5 * KIB  # in a map's message for the envelope and the reason, whose characters have up to 4 bytes
 ENDINGS = (FINISHED, FAILED, STOPPED)
 TOKEN_TRUSTED = 1 << 31  # no cluster changes its maps so often
@@ -217,7 +217,7 @@ def _placed(state: State, spec: JobSpec, sender: str, sight: Sight, limits: Limi
 def map_bytes(job: Job, ring_ranges: int) -> int:
     """Bytes of the message with the job's map once all its workers have been attached."""
     document = job._replace(attached={}).map(TOKEN_TRUSTED, ring_ranges).to_document()
-    return packed_bytes(document, depth=32) + job.workers * GEN_BYTES + MAP_ROOM_BYTES
+    return packed_bytes(document, depth=32) + (2 * job.workers - job.spec.workers) * GEN_BYTES + MAP_ROOM_BYTES
 
 
 def _at_its_largest(job: Job, known: dict[str, str]) -> Job:
@@ -323,6 +323,18 @@ def more(state: State, sender: str, ask: m.MoreAsk, size: Callable[[State], int]
         return Outcome(state, (told(state, Code.NOSPC, text),))
     log = Log("joined", {"job": job.number, "name": ask.name, "first": first, "workers": ask.workers, "agent": sender})
     return Outcome(after, (log, told(after, Code.OK, "", job.number, first)), (job.number,))
+
+
+def leave_behind(state: State, strays: tuple[tuple[int, int, int], ...]) -> Outcome:
+    """Workers that joined, (job, worker, gen) each, are lost with their hosts: the maps say so."""
+    after, effects = state, []
+    for number in dict.fromkeys(stray[0] for stray in strays):
+        job = after.jobs.get(number)
+        lost = [] if job is None or not job.running else [(worker, gen) for of, worker, gen in strays if of == number and job.attached[worker].gen == gen]
+        if job is not None and lost:
+            after = after.with_job(job._replace(gone=tuple(sorted({*job.gone, *lost}))))
+            effects.append(Log("left_behind", {"job": number, "workers": [worker for worker, _ in lost], "text": "their agent is gone: the others go on without them"}))
+    return Outcome(after, tuple(effects), tuple(effect.fields["job"] for effect in effects))
 
 
 def end(state: State, number: int, ending: str, reason: str) -> Outcome:

@@ -26,6 +26,7 @@ from .ledger import Change, Ledger, Released
 from .membership import ALIVE, Membership, trouble_of
 from .mending import Avoided, Mender
 from .seats import DROP
+from .strays import Strays
 
 
 class MasterMachine:
@@ -56,6 +57,7 @@ class MasterMachine:
         self.full = False
         self.mender = Mender(limits)
         self.avoided = Avoided(limits)
+        self.strays = Strays(limits.gone_us)
         self.to_mend = True  # something has changed on which copies may depend
         self.stranded = ""  # why nobody is declared dead, "" = there is no reason
         self._handlers: dict[type[Any], Callable[[str, Any, int], list[Any]]] = {
@@ -224,6 +226,9 @@ class MasterMachine:
         effects += self._strand(now_us)
         for name, why in dead if not self.stranded else ():
             effects += self._give_up(name, why, now_us)
+        lost = self.strays.look(self._state(), self.members.lives, now_us) if not self.stranded else ()
+        if lost:
+            effects += self._submit(("strays", lost), lambda state: decisions.leave_behind(state, lost))
         return [*effects, *self._ask_again(now_us)]
 
     def _give_up(self, name: str, why: str, now_us: int) -> list[Any]:

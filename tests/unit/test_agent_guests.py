@@ -74,3 +74,16 @@ def test_a_joined_launcher_does_not_keep_a_job_whose_own_is_gone() -> None:
     world.ask("standing", connection=GUEST, job="digits")
     world.run(1.2 * GONE_S)
     assert [(end.job, end.state) for end in world.master.ended] == [(1, "stopped")]
+
+
+def test_workers_of_a_lost_host_leave_by_the_word_of_another_agent() -> None:
+    world = joined(2)
+    for worker in (0, 1):
+        world.plug("digits", worker)
+    for worker in (2, 3):  # as if elsewhere: no channel of theirs is here
+        assert world.ask("attach", connection=GUEST, job="digits", worker=worker)["ok"]
+    assert clock(world)[0] == 4
+    job = world.master.change(1, gone=((3, 1), (2, 0)))  # of worker 2 there is a newer generation
+    world.feed("m0.00000001", world.master.map_told(job.number))
+    world.run(1.0)
+    assert clock(world)[0] == 3

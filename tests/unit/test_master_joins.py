@@ -68,3 +68,37 @@ def test_who_cannot_join_is_told_why(world: MasterWorld) -> None:
     world.feed(A0, m.JobEnd(world.number(), job, "finished", "all workers have finished"))
     told = more(world, A1, 1, "one")
     assert told.code == Code.STOP and "is finished: all workers have finished" in told.text
+
+
+def beats(world: MasterWorld, seconds: float, *nodes: str) -> None:
+    for _ in range(int(2 * seconds)):
+        world.run_for(500_000)
+        for node in nodes:
+            world.feed(node, m.Beat(0, {}))
+
+
+def test_who_joined_on_a_host_that_is_lost_is_told_by_the_map_after_a_while(world: MasterWorld) -> None:
+    job = world.job(A0, spec()).job
+    more(world, A1, 2, "one")
+    for agent, worker in ((A0, 0), (A1, 1), (A1, 2), (A0, 3)):
+        world.attach(agent, job, worker)
+    gone_s = Limits().gone_us / 1e6
+    beats(world, gone_s, S0, A0)
+    assert world.state.jobs[job].gone == () and world.events("dead")
+    beats(world, 10, S0, A0)
+    assert world.state.jobs[job].gone == ((2, 1),), "neither the job's own worker nor the one on a living host"
+    assert world.take(A0, m.MapTold)[-1].document["gone"] == ((2, 1),)
+    assert catalog.unpack(catalog.pack(world.state)) == world.state
+    before = world.state.token
+    beats(world, 5, S0, A0)
+    assert world.state.token == before, "once"
+
+
+def test_an_agent_that_is_started_again_in_time_loses_nobody(world: MasterWorld) -> None:
+    job = world.job(A0, spec()).job
+    more(world, A1, 1, "one")
+    world.attach(A1, job, 2)
+    beats(world, 10, S0, A0)
+    world.register("a1.00000009")
+    beats(world, 40, S0, A0, "a1.00000009")
+    assert world.state.jobs[job].gone == ()
