@@ -62,6 +62,19 @@ def _hpp(directory: Path) -> None:
     _run(directory, "g++", *_CPP, *include, str(CLIENTS / "cpp" / "example" / "trainer.cpp"), str(CLIENTS / "c" / "plugml.c"), "-o", "train")
 
 
+def _fortran(directory: Path) -> None:
+    pause = "status = c_usleep(pause)"
+    unpaused = f"call get_environment_variable('UNPAUSED', status=tries_left)\n      if (tries_left /= 0) {pause}"
+    _unpaused(CLIENTS / "fortran" / "plugml.f90", directory / "plugml.f90", pause, unpaused)
+    source = (directory / "plugml.f90").read_text()
+    (directory / "plugml.f90").write_text(source.replace("    integer :: tries\n", "    integer :: tries, tries_left\n"))
+    # What may be uninitialized is a guess, wrong for strings that are allocated when they are assigned.
+    flags = "-std=f2018", "-Wall", "-Wextra", "-Wno-maybe-uninitialized", "-Werror", "-O1", "-ffp-contract=off"
+    _run(directory, "gfortran", *flags, "-c", "plugml.f90")
+    _run(directory, "gfortran", *flags, "-fwrapv", "-g", str(DRIVERS / "fortran" / "drive.f90"), "plugml.o", "-o", "drive")
+    _run(directory, "gfortran", *flags, str(CLIENTS / "fortran" / "example" / "trainer.f90"), "plugml.o", "-o", "train")
+
+
 def _go(directory: Path) -> None:
     client = CLIENTS / "go"
     shutil.copy(client / "go.mod", directory)
@@ -95,6 +108,7 @@ def _java_programs(directory: Path) -> Programs:
 
 RECIPES = {
     "hpp": Recipe("cpp", ("g++",), _hpp, _two),
+    "fortran": Recipe("fortran", ("gfortran",), _fortran, _two),
     "go": Recipe("go", ("go",), _go, _two),
     "rust": Recipe("rust", ("rustc",), _rust, _two),
     "java": Recipe("java", ("javac", "java"), _java, _java_programs),

@@ -31,7 +31,7 @@ from .languages import ENVIRONMENT, Language, Toolchains
 HANG_S = 60.0  # a hang limit, far above what any of these takes
 LANGUAGES = ("c", "c-mapped", "r", "dash", "bash", *RECIPES, "hpp-mapped", "java-mapped")
 #: Those of the compiled languages whose own run time bears that all descriptors are closed.
-CLOSING = ("hpp", "go", "rust")
+CLOSING = ("hpp", "fortran", "go", "rust")
 COUNT = 6
 
 pytestmark = pytest.mark.usefixtures("no_leaks")

@@ -35,6 +35,7 @@ def test_it_holds_every_part_and_client_as_real_files(wheel: Path) -> None:
         "plugml/clients/rust/plugml.rs",
         "plugml/clients/cpp/plugml.hpp",
         "plugml/clients/java/Plugml.java",
+        "plugml/clients/fortran/plugml.f90",
         "plugml/clients/r/plugml.R", "plugml/clients/go/plugml.go",
     ):  # fmt: skip
         assert name in names, f"{name} is missing"
