@@ -9,7 +9,6 @@ Owns names, the manifest and the order of removals.  Refuses to know what is in 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterable, Mapping
@@ -80,16 +79,11 @@ def write_manifest(root: Path, number: int, document: Mapping[str, Any], files: 
     whole = {"format": FORMAT, "number": number, **document, "files": {name: list(item) for name, item in sorted(needed.items())}}
     whole["sum"] = _sum(whole)
     path = root / folder(number) / MANIFEST
-    scratch = path.with_name(f".{MANIFEST}.tmp")
     try:
-        solid.write(scratch, [memoryview(json.dumps(whole, indent=1).encode())])
-        os.rename(scratch, path)
+        solid.place(path, [memoryview(json.dumps(whole, indent=1).encode())])
         solid.sync_path(path.parent)
     except OSError as error:
         raise WorldError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            scratch.unlink(missing_ok=True)
 
 
 def discard(root: Path, number: int) -> None:

@@ -5,6 +5,7 @@ Refuses to know what is in them.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,10 +21,28 @@ class SyncError(WorldError):
     """The disk could not say that it holds what it was given.  Nothing that was written since then can be trusted."""
 
 
+def place(path: Path, buffers: Sequence[memoryview]) -> tuple[int, int]:
+    """Write a file that is not there yet; returns bytes and crc32.  Its name lasts once its directory is synced.
+
+    Raises `OSError` and `SyncError`; `FileExistsError` where it is there, or where somebody is writing it: nothing is replaced.
+    """
+    scratch, placed = path.with_name(f".{path.name}.tmp"), False
+    written = write(scratch, buffers)
+    try:
+        if os.path.lexists(path):  # nobody else is about to make it: the scratch file is ours
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        os.rename(scratch, path)
+        placed = True
+        return written
+    finally:
+        if not placed:
+            _remove(scratch)
+
+
 def write(scratch: Path, buffers: Sequence[memoryview]) -> tuple[int, int]:
-    """Write a file that nobody looks for yet; returns bytes and crc32.  Raises `OSError` and `SyncError`."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(scratch, flags, 0o600)
+    """Write a file that nobody looks for yet, and that is nobody else's; returns bytes and crc32.  Raises `OSError` and `SyncError`."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd, whole = os.open(scratch, flags, 0o600), False
     try:
         nbytes = crc = 0
         for buffer in buffers:
@@ -34,9 +53,17 @@ def write(scratch: Path, buffers: Sequence[memoryview]) -> tuple[int, int]:
                 at += done
             nbytes += at
         sync(fd, scratch)
+        whole = True
         return nbytes, crc
     finally:
         os.close(fd)
+        if not whole:
+            _remove(scratch)
+
+
+def _remove(scratch: Path) -> None:
+    with suppress(OSError):
+        scratch.unlink(missing_ok=True)
 
 
 def sync(fd: int, path: Path) -> None:

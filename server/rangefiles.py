@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,25 +48,21 @@ def about(spec: JobSpec, ring_ranges: int, number: int) -> Meta:
 def write_range(root: Path, name: str, dump: Dump, about: Meta, earlier: str = "") -> Written:
     """Write the file `name`; it is there when this returns, whatever happens then.
 
-    Raises `WorldError` with a sentence; the file is not there then, or what it was before.  After a `SyncError` nobody knows.
+    Raises `WorldError` with a sentence; the file is not there then, or is another server's, which nobody replaces.  After a
+    `SyncError` nobody knows.
     """
     arrays = dump.arrays
     crcs = {array_name: _crc(array) for array_name, array in arrays.items()}
-    where = _unchanged(root, earlier, name, dump, about, crcs)
+    where = _unchanged(root, earlier, dump, about, crcs)
     shapes = {array_name: Shape(array.dtype, array.shape) for array_name, array in arrays.items() if array_name not in where}
     path = root / name
-    scratch = path.with_name(f".{path.name}.tmp")
     try:
         head = packed(about, dump.meta, crcs, where, shapes)
         path.parent.mkdir(parents=True, exist_ok=True)
-        nbytes, crc = solid.write(scratch, [memoryview(head), *[octets(arrays[array_name]) for array_name in placed(shapes)]])
-        os.rename(scratch, path)
+        nbytes, crc = solid.place(path, [memoryview(head), *[octets(arrays[array_name]) for array_name in placed(shapes)]])
         solid.sync_directories(path.parent, root)
     except (OSError, ValueError) as error:
         raise WorldError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from error
-    finally:
-        with suppress(OSError):
-            scratch.unlink(missing_ok=True)
     return Written(nbytes, sum(arrays[array_name].nbytes for array_name in where), crc, frozenset(where.values()))
 
 
@@ -102,12 +98,12 @@ def refers(root: Path, name: str) -> frozenset[str]:
 # -- what has not changed
 
 
-def _unchanged(root: Path, earlier: str, name: str, dump: Dump, about: Meta, crcs: Mapping[str, int]) -> dict[str, str]:
+def _unchanged(root: Path, earlier: str, dump: Dump, about: Meta, crcs: Mapping[str, int]) -> dict[str, str]:
     """Arrays that an earlier file has, or names, and the file that holds each.
 
     One is the same if its block or bucket has made no change since, by its own count, and its checksum says so too.
     """
-    if not earlier or earlier == name:
+    if not earlier:
         return {}
     try:
         with _opened(root, earlier) as (_, header):
@@ -121,7 +117,7 @@ def _unchanged(root: Path, earlier: str, name: str, dump: Dump, about: Meta, crc
         key = f"{table}/{number}"
         if key in now and now[key] == before.get(key) and header.crcs.get(array_name) == crc:
             found[array_name] = header.where.get(array_name, earlier)
-    return {array_name: file for array_name, file in found.items() if file != name}
+    return found
 
 
 def _changes(meta: Any, about: Meta) -> dict[str, list[Any]]:

@@ -17,6 +17,7 @@ import traceback
 from .cluster import FINDINGS, Cluster
 from .mutants import hunt_all
 from .ordered import registered
+from .resumed import Resumed
 from .weather import draw_plan
 from .world import World
 
@@ -51,7 +52,8 @@ def simulate(seed: int, trace: bool = False) -> tuple[World, str | None]:
     world = World(seed, trace)
     try:
         with registered():
-            outcome = Cluster(world, draw_plan(world)).run()
+            plan = draw_plan(world)
+            outcome = (Resumed if plan.resumes else Cluster)(world, plan).run()
     except FINDINGS as error:
         # A report says what was promised; the story says what happened; the replay command says it again.
         where = "".join(traceback.format_exception(error)[-4:])

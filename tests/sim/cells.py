@@ -24,7 +24,7 @@ class Reader(NamedTuple):
 class Cell:
     """Pushes begun and acked, numbered from 1; `clocks` has that of each, `groups` those that came in one request together."""
 
-    __slots__ = ("begun", "acked", "clocks", "whole", "seen", "states")
+    __slots__ = ("begun", "acked", "clocks", "whole", "seen", "states", "known")
 
     def __init__(self) -> None:
         self.begun = 0
@@ -32,6 +32,7 @@ class Cell:
         self.clocks: list[int] = []
         self.whole: list[int] = [0]  # counts at which a request ends: it is taken as a whole
         self.seen: dict[Stream, int] = {}  # by reader: what it saw last
+        self.known = False  # of a stream that is over: all of it is there
         self.states: list[Array] = []  # of a row whose value depends on the order, after so many requests
 
     def begin(self, clock: int, pushes: int) -> None:
@@ -42,6 +43,16 @@ class Cell:
     def withdraw(self, pushes: int) -> None:
         self.begun -= pushes
         del self.clocks[self.begun :], self.whole[-1:], self.states[len(self.whole) :]
+
+    def until(self, clock: int, known: bool) -> Cell:
+        """What there is of it in values that hold the pushes of clocks before this one and no others; `known`: certainly all of them."""
+        cell = Cell()
+        cell.begun = self.before(clock)
+        cell.acked, cell.known = cell.begun if known else 0, known
+        cell.clocks = self.clocks[: cell.begun]
+        cell.whole = [count for count in self.whole if count <= cell.begun]
+        cell.states = self.states[: len(cell.whole)]
+        return cell
 
     def before(self, clock: int) -> int:
         """Pushes of clocks before this one."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from plugml.agent import effects as fx
 from plugml.core.effects import Log
@@ -23,6 +23,8 @@ from .disk import Disk
 from .host import Host
 from .jobrun import JobRun
 from .launcher import Launcher
+from .ledger import Ledger
+from .medium import Medium
 from .network import Network
 from .ordered import registered
 from .process import Process
@@ -42,10 +44,18 @@ FINDINGS = (
 )  # fmt: skip
 
 
+class Left(NamedTuple):
+    """What a run has left to the one that goes on from its checkpoint."""
+
+    medium: Medium
+    ledger: Ledger
+    absent: tuple[int, ...]  # workers that had left by then
+
+
 class Cluster:
     """One run.  What is pushed depends on `seed`, which is the world's unless another run is to push the same."""
 
-    def __init__(self, world: World, plan: Plan, seed: int | None = None) -> None:
+    def __init__(self, world: World, plan: Plan, seed: int | None = None, left: Left | None = None) -> None:
         assert plan.spec is not None
         self.world = world
         self.plan = plan
@@ -54,7 +64,7 @@ class Cluster:
         self.store = MemoryStore(world, plan.store_unknown)
         self.store.stored = self._stored
         self.copies = Copies(world, self.truth, self.server_named)
-        self.saves = Disk(world, plan, self.truth, self.copies)
+        self.saves = Disk(world, plan, self.truth, self.copies, left.medium if left is not None else None)
         self.network.on_send = self._sends
         self.network.on_arrival = self.truth.arrives
         self.storm = Storm(self)
@@ -68,7 +78,8 @@ class Cluster:
         self.servers = [self._server(number) for number in range(plan.servers)]
         self.supervisor = self._process("u0", lambda process: Supervisor(plan.limits, self._masters), lambda process: {}) if plan.supervised else None
         self.agents = [self._agent(number, host) for number, host in enumerate(self.hosts)]
-        self.runs = [self._run_of(plan, world.seed if seed is None else seed), *(self._run_of(other, world.seed + 1) for other in plan.others)]
+        self._began = False
+        self.runs = [self._run_of(plan, world.seed if seed is None else seed, left), *(self._run_of(other, world.seed + 1) for other in plan.others)]
         self._rounds = plan.rounds - 1
 
     @property
@@ -89,8 +100,9 @@ class Cluster:
         """The living process of that name."""
         return next((server for server in self.servers if server.alive and server.name == name), None)
 
-    def _run_of(self, plan: Plan, seed: int) -> JobRun:
-        return JobRun(self.world, plan, seed, list(zip(self.hosts, self.agents)), self._draw_connection, self)
+    def _run_of(self, plan: Plan, seed: int, left: Left | None = None) -> JobRun:
+        known = (left.ledger, left.absent) if left is not None else ()
+        return JobRun(self.world, plan, seed, list(zip(self.hosts, self.agents)), self._draw_connection, self, *known)
 
     def may_be_lost(self) -> bool:
         """Something has happened that may have cost all copies of a range; whether it has is looked at in `truth`."""
@@ -272,10 +284,28 @@ class Cluster:
             finally:
                 self.saves.end()
 
-    def _run(self) -> str:
+    def run_until(self, done: Callable[[], bool]) -> bool:
+        """A run that somebody else ends; tells whether it was so, and jobs are not over."""
+
+        def ends() -> bool:
+            return self._over() or done()
+
+        if not self._weather(ends):
+            self.heal()
+            self.world.run_until(ends, self.world.now_us + HEALED_US_MAX)
+        return done() and not self._over()
+
+    def _weather(self, done: Callable[[], bool]) -> bool:
+        """Phase 1; whether it was done before the weather is over."""
+        self._began = True
         self.start()
-        self.world.run_until(self._over, self.plan.weather_us)
-        self.heal()
+        return self.world.run_until(done, self.plan.weather_us)
+
+    def _run(self) -> str:
+        if not self._began:
+            self._weather(self._over)
+        if self.storm.blows:
+            self.heal()
         if not self.world.run_until(self._over, self.world.now_us + HEALED_US_MAX):
             raise Violation("the weather is over and still:\n  " + "\n  ".join(self.waits()))
         outcomes = sorted({run.outcome for run in self.runs})

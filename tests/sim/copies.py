@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any
 from zlib import crc32
 
+from plugml.server.effects import RangeRead, Warm
 from plugml.wire import messages as m
 
 from .process import Process
@@ -49,7 +50,7 @@ class Copies:
 
     def after(self, process: Process, sender: str, message: Any) -> None:
         kind = type(message)
-        if kind is m.MapTold:
+        if kind in (m.MapTold, RangeRead, Warm):
             self._meet(process)
         elif kind is m.Push or kind is m.Replicate:
             self._check_log(process, message)
@@ -83,7 +84,7 @@ class Copies:
 
     def _wrap(self, process: Process, replica: Any, history: History) -> None:
         held = replica.range
-        apply, dump, load = held.apply, held.dump, held.load
+        apply, dump, load, restore = held.apply, held.dump, held.load, held.restore
         known = [0]  # the checksum of the entries that made this copy
 
         def applied(entry: Any, *rest: Any) -> Any:
@@ -102,13 +103,24 @@ class Copies:
 
         def loaded(copy: Any) -> None:
             load(copy)
+            if reading:
+                return
             if held.version not in history.chain:
                 raise Violation(f"{process.name} was filled with a copy of position {held.version}, which nobody has applied")
             known[0] = history.chain[held.version]
             self.world.reached("a copy was filled")
             self._compare(process, held, history)
 
-        held.apply, held.dump, held.load = applied, dumped, loaded
+        reading: list[None] = []  # from a checkpoint: all copies begin there, and nobody has applied what led to it
+
+        def restored(copy: Any) -> None:
+            reading.append(None)
+            restore(copy)
+            reading.clear()
+            known[0] = history.chain.setdefault(held.version, 0)
+            self._compare(process, held, history)
+
+        held.apply, held.dump, held.load, held.restore = applied, dumped, loaded, restored
 
     # -- what must hold
 

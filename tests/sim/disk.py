@@ -61,8 +61,10 @@ class Disk:
         self.spares: Callable[[Process], bool] = lambda process: False
         self.breaks: Callable[[Process], None] = lambda process: process.crash()
         self.blows = True
+        self.unreadable = False  # something that a job goes on from could not be read
         self._draw = Random(f"disk {world.seed}")
         self._medium = medium
+        self._known = set(medium.flipped) if medium is not None else set()  # whoever has looked at the directory does not go on from these
         self._busy_us: dict[str, int] = {}  # by process: until when its one thread writes
         self._work: dict[str, deque[tuple[Callable[[Any], Any], Any]]] = {}  # by process: what that thread has to do
         self._spoiled: dict[tuple[int, int], Path] = {}  # by checkpoint that came to nothing: the damaged manifest that it needed
@@ -129,7 +131,7 @@ class Disk:
     def died(self, process: Process) -> None:
         """What its thread was doing is half done; and perhaps its whole host is gone, with all that it had not synced."""
         left = self._work.pop(process.name, None)
-        if left and self._happens(0.5):
+        if left and left[0][0] != self._read and self._happens(0.5):
             work, effect = left[0]
             try:
                 with self.medium.work(process.node_id, ("die", self._draw.randrange(CALLS_MAX))):
@@ -145,7 +147,7 @@ class Disk:
     def flip(self) -> None:
         path = self.medium.flip() if self._medium is not None else None
         if path is not None:
-            self.world.fault("flipped bit", path.name)
+            self.world.fault("flipped bit on a disk", path.name)
 
     def check(self) -> None:
         """What is kept is still there."""
@@ -160,6 +162,14 @@ class Disk:
             self.check()
         finally:
             self.close()
+
+    def leave(self) -> None:
+        """Another run has it now."""
+        self._medium = None
+
+    def kept(self, job: int) -> int:
+        """Number of the checkpoint that the master names, 0 = none."""
+        return self._kept[job].number if job in self._kept else 0
 
     def close(self) -> None:
         if self._medium is not None:
@@ -187,7 +197,11 @@ class Disk:
         savedisk.tidy(effect._replace(root=self._place(effect.root)))
 
     def _read(self, effect: ReadRange) -> RangeRead:
-        return savedisk.read(effect._replace(place=self._place(effect.place)))
+        done = savedisk.read(effect._replace(place=self._place(effect.place)))
+        if done.problem and not (self.medium.failed or self.medium.flipped.keys() - self._known):
+            raise Violation(f"range {effect.range} cannot be read, and nothing has happened to it: {done.problem}")
+        self.unreadable = self.unreadable or bool(done.problem)
+        return done
 
     # -- what must hold
 

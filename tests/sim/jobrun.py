@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 LOST_BY_NAME = re.compile(r"server s\d+ held the (only|last) copy of \d+ range")
 FAILED_BY_NAME = re.compile(r"table '?exact'?.*(range|finite|infinity)")
+UNREADABLE = re.compile(r"range \d+ cannot be restored from /checkpoints/")
 
 
 class JobRun:
@@ -33,14 +34,15 @@ class JobRun:
 
     def __init__(
         self, world: World, plan: Plan, seed: int, hosts: list[tuple[Host, Process]], connection: Callable[[], int],
-        cluster: Cluster,
+        cluster: Cluster, ledger: Ledger | None = None, absent: Iterable[int] = (),
     ) -> None:  # fmt: skip
+        """`ledger`: of a job that goes on, with what there is of it; `absent`: workers that had left by then."""
         self.world = world
         self.plan = plan
         if plan.joining:  # the last ones of its workers are not there at the start
             assert plan.spec is not None
             plan.spec = replace(plan.spec, workers=plan.workers - sum(plan.joining))
-        self.ledger = Ledger(seed, plan)
+        self.ledger = Ledger(seed, plan) if ledger is None else ledger
         self.outcome = ""
         self._cluster = cluster
         self._asked_export = False
@@ -55,6 +57,8 @@ class JobRun:
             Joiner(world, *hosts[world.draw(0, len(hosts) - 1)], plan, self.ledger, number, count, connection, self._may_come)
             for number, count in enumerate(plan.joining)
         ]
+        for launcher in self.launchers:
+            launcher.finished += [worker for worker in absent if worker in launcher.workers]
 
     def _may_come(self) -> bool:
         return not self._asked_export and not self.outcome
@@ -102,14 +106,15 @@ class JobRun:
         reason = launcher.reason
         if state == "lost" and not (LOST_BY_NAME.search(reason) and self._cluster.may_be_lost()):
             raise Violation(f"job {self.plan.job} is lost without a cause or a name: {reason!r}")
-        if state == "failed" and not (FAILED_BY_NAME.search(reason) and self.ledger.doomed):
+        unreadable = state == "failed" and UNREADABLE.search(reason) and self._cluster.saves.unreadable
+        if state == "failed" and not unreadable and not (FAILED_BY_NAME.search(reason) and self.ledger.doomed):
             raise Violation(f"job {self.plan.job} has failed without a cause or a name: {reason!r}")
         for other in (*self.launchers, *self.joiners):
             if other.job_number != launcher.job_number:
                 other.kill()  # it came to register when the first run was over: its user gives up
         if any(program.alive for other in (*self.launchers, *self.joiners) for program in other.programs.values()):
             return False
-        if state == "failed" and not self._saved:
+        if state == "failed" and not self._saved and not unreadable:
             self._save(launcher)
             return False
         self.world.reached(f"job {state}, by name")

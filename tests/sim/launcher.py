@@ -259,7 +259,7 @@ class Launcher:
 
     def _attached(self, worker: int, answer: dict[str, Any]) -> None:
         gen, clock = int(answer["gen"]), int(answer["clock"])
-        self.ledger.grant(worker, gen, clock)
+        self.ledger.grant(worker, gen + self.ledger.roll.earlier, clock)
         channel = self.host.make(str(answer["info"]), answer["sizes"])
         if (channel.worker, channel.gen) != (worker, gen) or channel.info.number != self.job_number:
             raise Violation(f"attach of worker {worker} gave {channel.info}")
@@ -280,7 +280,7 @@ class Launcher:
 
     def _ended(self, program: Program, how: str) -> None:
         """waitpid has spoken."""
-        worker, gen = program.stream
+        worker, gen = program.stream[0], program.channel.gen
         self.programs.pop(worker, None)
         if not self.alive:
             return

@@ -250,6 +250,8 @@ class Ledger:
         cell, model = self.cells.get(key), self.models[table]
         if cell is None:
             return 0, 0
+        if cell.known:
+            return cell.begun, cell.begun
         owner = (key[1], key[2])
         if model.model == BSP:
             most = cell.before(reader.clock)

@@ -58,6 +58,7 @@ class Medium:
         self._bytes: dict[int, bytes] = {}  # what lasts, by file
         self._author: dict[int, str] = {}  # of a file
         self._changed: dict[tuple[int, str], str] = {}  # names that do not last yet: who changed them
+        self.failed = False  # somebody's trouble has come
         self._trouble: tuple[str, int] | None = None  # its kind, and so many calls before it
         self._real = {name: getattr(os, name) for name in (*CHANGES, "fsync")}
 
@@ -73,7 +74,7 @@ class Medium:
     @contextmanager
     def work(self, who: str, trouble: tuple[str, int] | None = None) -> Iterator[None]:
         """`trouble`: after so many calls of its kind one fails: "write", "sync", "read" (EIO), "full" (ENOSPC); or it is the last, "die"."""
-        self._trouble = trouble
+        self._trouble, self.failed = trouble, False
         hooks: dict[str, Callable[..., Any]] = {name: self._hook(who, name) for name in CHANGES}
 
         def reader(path: Path, *arguments: Any, **more: Any) -> io.FileIO:
@@ -88,6 +89,7 @@ class Medium:
             return ""
         kind, left = self._trouble
         self._trouble = (kind, left - 1) if left else None
+        self.failed = self.failed or not left
         return "" if left else kind
 
     def _hook(self, who: str, name: str) -> Callable[..., Any]:

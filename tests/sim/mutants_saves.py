@@ -9,18 +9,28 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from plugml.core.errors import WorldError
+from plugml.launch import resume
 from plugml.master import saves
 from plugml.runtime import checkpoints, solid
-from plugml.server import checkpoint
+from plugml.server import checkpoint, rangefiles
+from plugml.server.dump import blank, octets
 from plugml.server.effects import TidySaves, WriteRange
+from plugml.server.holding import Holding
+from plugml.server.members import Members
 from plugml.server.saving import Held, Saving
 
 from .mutant import Mutant
+from .resumed import Resumed
 from .weather import Plan, saved
 from .weathers import under
 from .world import World
 
 Original = Callable[..., Any]
+LATE = {
+    "every": 8, "clocks": 60, "power_loss": 0.0, "supervised": True, "shuffled_start": False, "think_us": (5_000, 30_000), "write_us": (100, 5_000),
+    "server_crash_us": 200_000, "net_double": 0.5, "net_straggle": 0.4, "net_straggle_us": (50_000, 500_000),
+}  # fmt: skip
 
 
 def saving(consistency: str = "bsp", every: int = 1, **rates: Any) -> Callable[[World, Plan], None]:
@@ -43,6 +53,18 @@ def dark(**rates: Any) -> Callable[[World, Plan], None]:
         plan.servers, plan.server_hosts, plan.careful = 3, 0, True
         assert plan.spec is not None
         plan.spec = replace(plan.spec, copies=2, min_insync=1)
+
+    return bias
+
+
+def going_on(consistency: str = "bsp", **rates: Any) -> Callable[[World, Plan], None]:
+    """The whole cluster ends, and another one goes on from what is kept."""
+
+    def bias(world: World, plan: Plan) -> None:
+        saving(consistency, **rates)(world, plan)
+        plan.resumes = 1 + world.seed % 3
+        assert plan.spec is not None
+        plan.spec = replace(plan.spec, pieces=0, passes=0, settings={}, stop_clock=0)
 
     return bias
 
@@ -162,6 +184,71 @@ def tidy_early(original: Original) -> Original:
     return on_manifest
 
 
+def replace_what_is_there(original: Original) -> Original:
+    """A late question has a range of a checkpoint that is kept written once more, as it stands by then."""
+
+    def place(path: Any, buffers: Any) -> Any:
+        scratch = path.with_name(f".{path.name}.tmp")
+        scratch.unlink(missing_ok=True)
+        written = solid.write(scratch, buffers)
+        os.rename(scratch, path)
+        return written
+
+    return place
+
+
+def release_at_once(original: Original) -> Original:
+    """Members that were held at the cut go on before each range has its part of it."""
+
+    def begin(self: checkpoint.Checkpoints, hosted: Any, begun: Any, now_us: int) -> Any:
+        return [*original(self, hosted, begun, now_us), *self._release(hosted, now_us)]
+
+    return begin
+
+
+def believe_the_files(original: Original) -> Original:
+    """What is read is not summed up."""
+
+    def read(file: Any, header: Any, name: str, wanted: Any, crc: int) -> Any:
+        array = blank(wanted)
+        file.seek(header.start + header.offsets[name])
+        file.readinto(octets(array))
+        return array
+
+    return read
+
+
+def rewind_the_clock(original: Original) -> Original:
+    """Streams and what was staged are those of programs that are no more."""
+
+    def rewind(self: Holding, closed: int) -> None:
+        if self.clock is not None:
+            self.clock.rewind(closed)
+
+    return rewind
+
+
+def nothing(original: Original) -> Original:
+    return lambda self, *arguments: None
+
+
+def forget_who_had_left(original: Original) -> Original:
+    """Whoever ended before the cut is there again behind it."""
+    return lambda found: ()
+
+
+def take_the_newest(original: Original) -> Original:
+    """The newest checkpoint, whole or not."""
+
+    def newest(root: Any) -> tuple[checkpoints.Manifest | None, list[str]]:
+        for number in reversed(checkpoints.numbers(root)):
+            with suppress(WorldError):
+                return checkpoints.read(root / checkpoints.folder(number)), []
+        return None, []
+
+    return newest
+
+
 MUTANTS_OF_SAVES: tuple[Mutant, ...] = (
     Mutant("keeper: one range less", checkpoint.Attempt, "__init__", one_range_less, saving()),
     Mutant("keeper: parts of any checkpoint", checkpoint.Checkpoints, "on_wrote", any_number, saving(net_double=0.4, net_straggle=0.4, disk_full=0.1)),
@@ -176,4 +263,15 @@ MUTANTS_OF_SAVES: tuple[Mutant, ...] = (
     Mutant("disk: the way to the checkpoints is not synced", solid, "sync_path", only_the_root, dark()),
     Mutant("disk: go on after a failed sync", solid, "sync", ignore_failed_syncs, dark(sync_error=0.5)),
     Mutant("reader: sizes are enough", checkpoints, "verify", look_at_sizes, saving(flips=0.1)),
+    Mutant("launcher: take what is damaged", checkpoints, "newest", take_the_newest, going_on(flips=0.1), Resumed),
+    Mutant("launcher: forget who had left", resume, "_absent", forget_who_had_left, going_on(program_kill_us=10_000, gone=1.0), Resumed),
+    Mutant("restore: what was under way goes on", Holding, "rewind", rewind_the_clock, going_on(), Resumed),
+    Mutant("restore: members stand where they stood", Members, "rewind", nothing, going_on(), Resumed),
+)  # fmt: skip
+
+#: As in `mutants_copies`.
+OPEN_OF_SAVES: tuple[Mutant, ...] = (
+    Mutant("disk: replace what is there", solid, "place", replace_what_is_there, dark(consistency="asp", **LATE)),
+    Mutant("keeper: release at once", checkpoint.Checkpoints, "begin", release_at_once, going_on("ssp:1", net_straggle=0.5, net_straggle_us=(2_000, 30_000), think_us=(10, 200)), Resumed),
+    Mutant("reader: believe the files", rangefiles, "_read", believe_the_files, going_on(flips=0.1), Resumed),
 )  # fmt: skip

@@ -43,7 +43,7 @@ class Program:
         self.plan = plan
         self.ledger = ledger
         self.channel = channel
-        self.stream: Stream = (channel.worker, channel.gen)
+        self.stream: Stream = (channel.worker, channel.gen + ledger.roll.earlier)
         self.clock = clock
         self.seq = 0
         self.text = world.happens(plan.texts)  # numbers as lines of text

@@ -21,6 +21,8 @@ class Roll:
         self.leaving: dict[int, None] = {}  # killed for good, and the clock has not said yet what counts
         self.saying_bye: dict[int, int] = {}  # workers whose last clock is done, and which it was: another generation has nothing to do
         self.ticking: dict[int, int] = {}  # clocks whose end was asked for
+        self.earlier = 0  # generations that workers had before the job went on from a checkpoint: they are counted anew then
+        self.cut = -1  # clock of that checkpoint
 
     @property
     def newest_gen(self) -> int:
@@ -34,6 +36,8 @@ class Roll:
         """A generation was given out: never twice, and always a higher one."""
         if gen <= self.granted.get(worker, 0):
             raise Broken(f"worker {worker} was given generation {gen} after {self.granted[worker]}")
+        if self.cut >= 0 and worker not in self.granted and clock != self.cut:
+            raise Broken(f"worker {worker} goes on at clock {clock} from a checkpoint of clock {self.cut}")
         self.granted[worker] = gen
         self.first.setdefault(worker, clock)
         self.ticking[worker] = max(clock, self.ticking.get(worker, 0))

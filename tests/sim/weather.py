@@ -93,6 +93,7 @@ class Plan:
     read_error: float = 0.0
     sync_error: float = 0.0
     power_loss: float = 0.0  # chance that with a server its host fails: what it had not synced is lost
+    resumes: int = 0  # so many checkpoints are kept, then the whole cluster ends, and another one goes on
     flips: float = 0.0  # chance that a bit flips in a stored file, by piece of work
     overflow_clock: int = -1  # clock whose pushes together leave the range of their numbers
     rounds: int = 1  # runs of the first job's name, one after the other
@@ -174,11 +175,14 @@ def _draw_saves(world: World, plan: Plan) -> None:
     plan.disk_full = draw.random() * 0.3 if draw.random() < 0.5 else 0.0
     plan.write_us = (100, draw.choice((1_000, 20_000, 300_000)))
     for each in (plan, *plan.others):
-        if draw.random() < 0.4 and each.rounds == 1 and each.spec is not None:
+        if draw.random() < 0.6 and each.rounds == 1 and each.spec is not None:
             each.spec = saved(each.spec, draw.randint(1, 6), draw.randint(1, 3))
     draw = random.Random(f"medium {world.seed}")
-    for name, most in (("write_error", 0.1), ("read_error", 0.1), ("sync_error", 0.02), ("power_loss", 1.0), ("flips", 0.01)):
+    for name, most in (("write_error", 0.2), ("read_error", 0.2), ("sync_error", 0.05), ("power_loss", 1.0), ("flips", 0.05)):
         setattr(plan, name, draw.random() * most if draw.random() < 0.5 else 0.0)
+    draw = random.Random(f"resume {world.seed}")
+    if plan.spec is not None and plan.spec.checkpoint_dir and draw.random() < 0.7:
+        plan.resumes, plan.clocks = draw.randint(1, 3), max(12, plan.clocks)
 
 
 def saved(spec: JobSpec, every: int, keep: int = 2) -> JobSpec:

@@ -24,7 +24,7 @@ def calm(world: World, plan: Plan) -> None:
     plan.long_pause = plan.long_cut = plan.lonely = plan.whole = False
     plan.effect_crash = plan.linger = plan.store_unknown = plan.mischief = plan.stale_bells = plan.param_full = 0.0
     plan.write_error = plan.read_error = plan.sync_error = plan.power_loss = plan.flips = 0.0
-    plan.overflow_clock, plan.rounds, plan.others, plan.joins = -1, 1, [], ()
+    plan.overflow_clock, plan.rounds, plan.others, plan.joins, plan.resumes = -1, 1, [], (), 0
 
 
 def under(consistency: str, workers: int = 2, **rates: Any) -> Callable[[World, Plan], None]:

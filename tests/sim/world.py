@@ -66,6 +66,10 @@ class World:
         call(*arguments)
         return True
 
+    def forget(self) -> None:
+        """Whatever was to come never comes."""
+        self._heap.clear()
+
     def run_until(self, done: Callable[[], bool], limit_us: int) -> bool:
         """Run until `done()` or simulated time passes `limit_us`; tells whether it was done."""
         while not done():

@@ -244,12 +244,8 @@ def test_a_new_name_stands_for_what_the_disk_holds(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(("call", "text"), [("write", "cannot be written: No space left"), ("rename", "cannot be written: No space left")])
-def test_a_full_disk_leaves_what_was_there(call: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec, copy, history = lived(Random(1))
-    written(tmp_path, spec, copy)
-    before = (tmp_path / NAME).read_bytes()
-    for _ in range(5):
-        copy.take(history.next())
+def test_a_full_disk_leaves_nothing(call: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, copy, _ = lived(Random(1))
 
     def full(*_: Any) -> Any:
         raise OSError(28, "No space left on device")
@@ -258,10 +254,25 @@ def test_a_full_disk_leaves_what_was_there(call: str, text: str, tmp_path: Path,
         patch.setattr(os, call, full)
         with pytest.raises(WorldError, match=text):
             written(tmp_path, spec, copy)
-    assert (tmp_path / NAME).read_bytes() == before
-    assert os.listdir(tmp_path / "c1") == ["r0.safetensors"]
+    assert os.listdir(tmp_path / "c1") == []
     written(tmp_path, spec, copy)
     assert loaded(tmp_path, spec).whole() == copy.whole()
+
+
+def test_nobody_replaces_a_file_that_is_there_or_is_being_written(tmp_path: Path) -> None:
+    spec, copy, history = lived(Random(1))
+    written(tmp_path, spec, copy)
+    before = (tmp_path / NAME).read_bytes()
+    for _ in range(5):
+        copy.take(history.next())
+    with pytest.raises(WorldError, match="cannot be written: File exists"):
+        written(tmp_path, spec, copy)
+    assert (tmp_path / NAME).read_bytes() == before and os.listdir(tmp_path / "c1") == ["r0.safetensors"]
+    scratch = tmp_path / "c1" / ".r1.safetensors.tmp"
+    scratch.write_bytes(b"somebody's")
+    with pytest.raises(WorldError, match="cannot be written: File exists"):
+        written(tmp_path, spec, copy, "c1/r1.safetensors")
+    assert scratch.read_bytes() == b"somebody's"
 
 
 def test_a_disk_that_fails_to_sync_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,6 +291,7 @@ def test_a_write_in_pieces_is_the_same_file(tmp_path: Path, monkeypatch: pytest.
     spec, copy, _ = lived(Random(2))
     written(tmp_path, spec, copy)
     whole = (tmp_path / NAME).read_bytes()
+    (tmp_path / NAME).unlink()
     write = os.write
     monkeypatch.setattr(rangefiles, "PIECE", 100)
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[: len(data) // 2 + 1]))
@@ -332,15 +344,6 @@ def test_another_run_of_equal_counts_is_no_earlier_file(tmp_path: Path) -> None:
     written(tmp_path, spec, one, "c1/a")
     written(tmp_path, spec, other, "c2/a", "c1/a")
     assert loaded(tmp_path, spec, "c2/a").whole() == other.whole()
-
-
-def test_a_file_never_names_itself(tmp_path: Path) -> None:
-    spec, copy, _ = lived(Random(5), 40)
-    written(tmp_path, spec, copy, "c1/a")
-    written(tmp_path, spec, copy, "c2/a", "c1/a")
-    assert written(tmp_path, spec, copy, "c1/a", "c2/a").spared == 0
-    assert not refers(tmp_path, "c1/a")
-    assert loaded(tmp_path, spec, "c1/a").whole() == copy.whole()
 
 
 def test_a_dump_without_arrays_is_a_file_too(tmp_path: Path) -> None:
