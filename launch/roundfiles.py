@@ -39,17 +39,27 @@ def replace_file(path: str, data: bytes) -> None:
         raise
 
 
+def left_in(out: str, model: str) -> str:
+    """Where a worker leaves the model of the last round, for the launcher."""
+    return os.path.join(out, f"final.{os.path.basename(model)}")
+
+
 class OwnFiles:
     """What one worker has for itself, in the current directory."""
 
     def __init__(self, directory: str, model: str, side: Sequence[str], out: str) -> None:
         self.directory, self.model, self.side = directory, model, side
+        self._out = out
         self._accepted = os.path.join(out, f"{ACCEPTED}.{os.path.basename(model)}")
         self._unfolded: list[str] = []
 
     def lay_out(self, again: bool) -> bytes:
         """Copy what is the worker's own; gives the model file to begin with.  Raises `OSError`."""
         folder = os.path.dirname(self.model)
+        if not again:  # of an earlier run in this place
+            for old in (self._accepted, left_in(self._out, self.model)):
+                if os.path.exists(old):
+                    os.unlink(old)
         self._unfold(folder)
         base = os.path.basename(self.model)
         for name in os.listdir(os.path.join(self.directory, folder)):
@@ -101,6 +111,9 @@ class OwnFiles:
 
     def accept(self, data: bytes) -> None:
         replace_file(self._accepted, data)
+
+    def leave(self, data: bytes) -> None:
+        replace_file(left_in(self._out, self.model), data)
 
     def clear(self) -> None:
         """The run is over: links that were made here go, what the program wrote stays."""

@@ -23,8 +23,8 @@ from ..client import ChannelError, Client, attach
 from ..core.errors import PlugmlError, UsageError
 from ..layouts import Content, Layout, LayoutError, matches, parse_layout, place_of, read, write
 from . import words
-from .modelfile import ADD, ASSIGN, LINES, TABLE, Round
-from .roundfiles import Listener, OwnFiles, lines_in, replace_file
+from .modelfile import ADD, ASSIGN, LINES, TABLE, ModelFile, Round
+from .roundfiles import Listener, OwnFiles, left_in, lines_in, replace_file
 from .rules import reading_of
 
 MODULE = "plugml.launch.rounds"
@@ -49,6 +49,23 @@ def measure(path: str, layout: str) -> int:
         raise UsageError(f"--model {path}: {error}") from error
 
 
+def settle(model: ModelFile, directory: str, outs: Sequence[str], wanted: bool) -> str:
+    """At the end of a run: the user's file is replaced by what the first worker of those that came to an end has left, if it is `wanted`.
+
+    `outs` are the workers' directories, in order of their numbers.  Gives what went wrong, "" if nothing did.
+    """
+    try:
+        left = [place for place in (left_in(out, model.file) for out in outs) if os.path.exists(place)]
+        if left and wanted:
+            with open(left[0], "rb") as file:
+                replace_file(os.path.join(directory, model.file), file.read())
+        for place in left:
+            os.unlink(place)
+    except OSError as error:
+        return f"{model.file} could not be replaced: {error.strerror}; the model is in {outs[0]}"
+    return "" if left or not wanted else f"{model.file} is as it was: no worker has come to the end of a round"
+
+
 class RoundError(PlugmlError):
     """A round that cannot be: nothing of it was pushed."""
 
@@ -65,6 +82,7 @@ class Rounds:
         # The program runs alone, also one that could be plugged.
         self.environ = {name: value for name, value in environ.items() if name != "PLUGML_DIR"}
         self.said: set[str] = set()
+        self.state: tuple[Content, Any, Any] | None = None  # after the last whole round: the program's file, the shared values, which numbers are its own
 
     def run(self, plug: Client, again: bool) -> None:
         """All rounds, from the clock that the job is at.  `again`: this worker's incarnation is not its first."""
@@ -84,9 +102,11 @@ class Rounds:
             if plug.clock == clock:
                 break  # the job had ended before: what this round made belongs to nobody
             content, values = taken, fresh
+            self.state = content, values, own.copy()
             self.files.accept(content.data)
             self._show(clock, output)
-        self._end(plug, content, np.where(own, content.numbers, values))
+        self.state = content, values, own
+        self.leave()
 
     def _check(self, plug: Client, content: Content) -> None:
         if plug.table(TABLE).elements != content.numbers.size:
@@ -168,16 +188,22 @@ class Rounds:
             found = reading_of(output, self.model.metric)
             print(f"round {clock}: {'no such number in the output' if found is None else format(found, 'g')}", flush=True)
 
-    def _end(self, plug: Client, content: Content, values: Any) -> None:
-        """The shared model in this worker's file; worker 0's takes the place of the user's."""
-        data = write(content, values)
-        self.files.give(data)
-        if plug.main():
-            replace_file(os.path.join(self.told.directory, self.model.file), data)
+    def leave(self) -> None:
+        """Leave the shared model of the last whole round in this worker's files; the launcher takes it from there."""
+        if self.state is not None:
+            content, values, own = self.state
+            data = write(content, np.where(own, content.numbers, values))
+            self.files.give(data)
+            self.files.leave(data)
         self.files.clear()
 
     def _note(self, text: str) -> None:
         print(f"plugml: {text}", file=sys.stderr, flush=True)
+
+
+class _SignalledError(Exception):
+    def __init__(self, signum: int) -> None:
+        self.signum = signum
 
 
 class _FailedError(RoundError):
@@ -206,6 +232,13 @@ def _with_parent(parent: int) -> Any:
     return die_with_parent
 
 
+def _raise(signum: int, _frame: object) -> None:
+    """The run ends: the program, which was told too, is not waited for."""
+    for other in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(other, signal.SIG_IGN)
+    raise _SignalledError(signum)
+
+
 def _end_like(signum: int) -> None:
     """End by the signal that ended the program."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the program has left its own
@@ -219,11 +252,16 @@ def _end_like(signum: int) -> None:
 def main(arguments: Sequence[str]) -> int:
     """`TOLD -- COMMAND`, as `between` writes it."""
     told, argv = Round.of(arguments[0]), list(arguments[2:])
+    rounds = Rounds(told, argv, os.environ)
     try:
-        rounds = Rounds(told, argv, os.environ)
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, _raise)
         plug = attach()
         rounds.run(plug, int(os.environ.get("PLUGML_GEN", "1")) > 1)
         plug.bye()
+    except _SignalledError as error:
+        rounds.leave()
+        _end_like(error.signum)
     except (PlugmlError, ChannelError) as error:
         print(f"plugml: {error}", file=sys.stderr, flush=True)
         return int(getattr(error, "exit_code", 1))

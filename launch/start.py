@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..core.errors import PlugmlError, UsageError
+from ..core.jobmap import FINISHED, STOPPED
 from ..runtime import checkpoints
 from ..runtime.descriptors import fill_standard
 from ..shm_protocol.root import check_place
@@ -29,6 +30,7 @@ from .guard import Guard
 from .main import SIGNALS, Options, Run
 from .plan import RunPlan
 from .result import Place, claim, would_claim
+from .rounds import settle
 from .saves import NEVER
 
 
@@ -115,7 +117,7 @@ def run_plan(plan: RunPlan, options: Options, environ: Mapping[str, str]) -> int
         code, run = _attempt(plan, options, environ, notes, early)
         again = resume.after_loss(plan, run.plan, restores) if run.lost else None
         if again is None:
-            return code if code is not None else run.closing()
+            return code if code is not None else _close(run)
         run.leave()
         plan, notes = again
         early = Early()
@@ -134,12 +136,23 @@ def _attempt(plan: RunPlan, options: Options, environ: Mapping[str, str], notes:
             plan, told = _with_input(plan, place, early)
             run = Run(_signed(plan, place) if plan.joins is None else plan, options, environ, place, file.root, loop, guard)
             _on_ground(run, file, [*notes, *told], early)
-            return (None if run.lost else run.closing()), run
+            return (None if run.lost else _close(run)), run
         finally:
             place.release()
     finally:
         loop.close()
         guard.close()
+
+
+def _close(run: Run) -> int:
+    """The model file of unchanged programs is put in its place, and the last lines are said; the exit code."""
+    plan, verdict = run.plan, run.machine.verdict
+    problem = ""
+    if plan.model is not None and verdict is not None:
+        problem = settle(plan.model, plan.directory, [plan.out(worker) for worker in plan.numbers], verdict.state in (FINISHED, STOPPED))
+        if problem:
+            run.say("error", problem)
+    return run.closing() or int(bool(problem))
 
 
 def with_checkpoints(plan: RunPlan) -> tuple[RunPlan, list[str]]:

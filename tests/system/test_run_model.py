@@ -204,6 +204,37 @@ def test_nothing_is_left_of_a_run_that_is_ended_while_the_program_writes(place: 
     assert run.ended(None).code == 128 + signal.SIGTERM and model.read_text() == START
 
 
+def slow(place: Place) -> list[str]:  # noqa: F811
+    """Trains at once in its first two runs; then it hangs before it has written anything."""
+    ready(place)
+    place.write("slow.py", TRAINER.replace("lines =", "if '2' in open('model.txt').readline(): print('hangs', flush=True); time.sleep(1000)\nlines ="))
+    return [sys.executable, "slow.py", "plain", "0.125"]
+
+
+def test_a_run_that_is_interrupted_leaves_the_model_of_the_last_whole_round(place: Place) -> None:  # noqa: F811
+    expected = alone(place, [sys.executable, "t.py", "plain", "0.125"], 2) if ready(place) else b""
+    run = place.start("run", "--model", "model.txt", "--rounds", "5", "-n", "2", "--grace", "5", "--", *slow(place))
+    run.heard("[w0] hangs")
+    run.heard("[w1] hangs")
+    run.send(signal.SIGINT)
+    run.ended(128 + signal.SIGINT)
+    model = place.directory / "model.txt"
+    assert model.read_text().startswith("seen 2\n") and np.allclose(numbers(model.read_text()), numbers(expected.decode()), rtol=1e-14)
+    assert not list((place.directory / "plugml-runs").rglob("final.*"))
+
+
+def test_without_worker_0_the_model_comes_from_another(place: Place) -> None:  # noqa: F811
+    model = ready(place)
+    done = place.run(
+        "run", "--model", "model.txt", "--rounds", "3", "--max-restarts", "0", "--on-worker-loss", "shrink",
+        "--worker", " ".join(trainer("killed")), "--worker", " ".join(trainer("plain")), code=None,
+    )  # fmt: skip
+    w = np.array(numbers(START))
+    for _ in range(3):
+        w = 0.75 * w + 0.125
+    assert np.allclose(numbers(model.read_text()), w, rtol=1e-14) and model.read_text().startswith("seen 3\n"), done.stderr
+
+
 C_TRAINER = r"""
 /* The model is a head of 12 bytes that counts the runs, and floats that are changed in place through a shared mapping. */
 #include <fcntl.h>
