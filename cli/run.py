@@ -46,7 +46,7 @@ Exit codes: 0 all well; else the first failing worker's own, 128+n if a signal k
 @click.option("--lr-warmup", type=int, metavar="CLOCKS", help="In which it grows to that (default 0).")
 @click.option("--consistency", metavar="MODEL", help="bsp (default), ssp:N or asp.")
 @click.option("--combine", metavar="HOW", help="mean (default, but of i64 tables the sum) or sum of the workers' pushes.")
-@click.option("--model", metavar="FILE[:LAYOUT]", help="For programs that are not changed at all: share the model file that they read and write. LAYOUT: text, npy, npz, safetensors, torch, f32, f64 ... with offset=BYTES, count=N (default: by its looks; see `plugml inspect FILE`).")
+@click.option("--model", multiple=True, metavar="FILE[:LAYOUT]", help="For programs that are not changed at all: share the model file that they read and write. LAYOUT: text, npy, npz, safetensors, torch, f32, f64 ... with offset=BYTES, count=N (default: by its looks; see `plugml inspect FILE`). Repeatable.")
 @click.option("--rounds", type=int, metavar="R", help="With --model: run the program R times; after each the workers' files are brought together.")
 @click.option("--outer", metavar="HOW", help="With --model: mean (default) or sum of the workers' steps, or nesterov (DiLoCo).")
 @click.option("--outer-lr", type=float, metavar="X", help="Of --outer nesterov (default 0.7).")
@@ -109,7 +109,7 @@ def run(file: str | None, join: str | None, quiet: bool, verbose: bool, as_json:
     flags = {key: value for key, value in given.items() if value is not None and value != ()}
     if "ok_exit" in flags:
         flags["ok_exit"] = exit_codes(flags["ok_exit"])
-    for key in ("env", "tables", "worker", "argv", "data", "pieces", "side"):
+    for key in ("env", "tables", "worker", "argv", "data", "pieces", "side", "model"):
         if key in flags:
             flags[key] = list(flags[key])
     if "cluster" not in flags and os.environ.get("PLUGML_CLUSTER"):

@@ -31,7 +31,7 @@ STOP_KEYS: dict[str, tuple[type, ...]] = {
 RESULT_KEYS: dict[str, tuple[type, ...]] = {"dir": (str,), "export": (str, list), "keep_best": (bool,)}
 CHECKPOINT_KEYS: dict[str, tuple[type, ...]] = {"dir": (str,), "every": (int,), "keep": (int,), "resume": (str,)}
 MODEL_KEYS: dict[str, tuple[type, ...]] = {
-    "file": (str,), "rounds": (int,), "outer": (str,), "outer_lr": NUMBER, "outer_momentum": NUMBER, "weight": (str,), "side": (str, list),
+    "file": (str, list), "rounds": (int,), "outer": (str,), "outer_lr": NUMBER, "outer_momentum": NUMBER, "weight": (str,), "side": (str, list),
 }  # fmt: skip
 #: Sections of one mapping each.
 PLAIN: dict[str, dict[str, tuple[type, ...]]] = {

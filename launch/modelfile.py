@@ -29,10 +29,9 @@ Measure = Callable[[str, str], int]
 
 @dataclass(slots=True, frozen=True)
 class ModelFile:
-    """`file` is relative to the launch directory, `layout` as its user writes it ("" = by its looks)."""
+    """`files` are relative to the launch directory, each with its layout as its user writes it ("" = by its looks)."""
 
-    file: str
-    layout: str
+    files: tuple[tuple[str, str], ...]
     rounds: int
     outer: str
     push: str
@@ -40,6 +39,11 @@ class ModelFile:
     weight: str = ""  # LINES, or a regular expression with one group
     metric: str = ""
     side: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """For sentences."""
+        return ", ".join(path for path, _layout in self.files)
 
 
 class Round(NamedTuple):
@@ -56,7 +60,7 @@ class Round(NamedTuple):
     @classmethod
     def of(cls, text: str) -> Round:
         said = json.loads(text)
-        model = ModelFile(**{**said["model"], "side": tuple(said["model"]["side"])})
+        model = ModelFile(**{**said["model"], "side": tuple(said["model"]["side"]), "files": tuple((path, layout) for path, layout in said["model"]["files"])})
         return cls(model, said["directory"], tuple(said["data"]), tuple(said["ok_exit"]))
 
 
@@ -71,19 +75,34 @@ def model_of(said: Description, workers: int, directory: str, measure: Measure) 
         raise UsageError("--model needs --rounds R: how often the program is run from its start to its end")
     if not 1 <= keys["rounds"] < 1 << 31:
         raise UsageError(f"rounds = {keys['rounds']}; a whole number from 1 on")
-    path, layout = split_file(keys["file"])
-    if not path or path.startswith("/") or ".." in path.split("/"):
-        raise UsageError(f"--model {path}: name it as the program does, from this directory down; each worker gets a copy of it in a directory of its own")
+    files = _files(keys["file"])
     _refuse_others(said)
     outer = keys.get("outer", "mean")
     if outer not in OUTER:
         raise unknown_key(outer, OUTER, "outer", "value")
-    elements = measure(f"{directory}/{path}", str(layout))
+    elements = sum(measure(f"{directory}/{path}", layout) for path, layout in files)
     push, table = _table(keys, outer, workers, elements)
     metric, evaluate, stop = _metric(said)
-    model = ModelFile(path, str(layout), keys["rounds"], outer, push, elements, _weight(keys, said), metric, _sides(keys))
+    model = ModelFile(files, keys["rounds"], outer, push, elements, _weight(keys, said), metric, _sides(keys))
     job = {**said.job, "combine": "sum" if outer == "sum" else "mean", "private_dir": True}
     return model, said._replace(job=job, tables=[Entry(table, "--model")], evaluate=evaluate, stop=stop)
+
+
+def _files(given: str | list[Any]) -> tuple[tuple[str, str], ...]:
+    """Each FILE[:LAYOUT] apart."""
+    files: list[tuple[str, str]] = []
+    for text in [given] if isinstance(given, str) else given:
+        if not isinstance(text, str):
+            raise UsageError(f"[model] file = {text!r} is no text")
+        path, layout = split_file(text)
+        if not path or path.startswith("/") or ".." in path.split("/"):
+            raise UsageError(f"--model {path}: name it as the program does, from this directory down; each worker gets a copy of it in a directory of its own")
+        if path in (known for known, _ in files):
+            raise UsageError(f"--model {path} is named twice")
+        files.append((path, str(layout)))
+    if not files:
+        raise UsageError("[model] file names none")
+    return tuple(files)
 
 
 def _refuse_others(said: Description) -> None:
@@ -159,6 +178,7 @@ def lines_of(model: ModelFile, workers: int) -> list[str]:
     if model.push == ASSIGN:
         how = "one worker: its numbers are taken as they are"
     weigh = {"": "", LINES: ", weighed by the lines of {data}"}.get(model.weight, f", weighed by {model.weight!r} in the output")
+    listed = ", ".join(path + f" as {layout}" * bool(layout) for path, layout in model.files)
     shown = f", shows {model.metric!r} of the output" if model.metric else ""
-    return [f"{model.file} ({model.layout or 'layout by its looks'}, {model.elements:,} numbers) is shared over {model.rounds:,} rounds; {how}{weigh if workers > 1 else ''}{shown}"]
+    return [f"{listed} ({model.elements:,} numbers) {'is' if len(model.files) == 1 else 'are'} shared over {model.rounds:,} rounds; {how}{weigh if workers > 1 else ''}{shown}"]
 

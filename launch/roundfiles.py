@@ -39,18 +39,24 @@ def replace_file(path: str, data: bytes) -> None:
         raise
 
 
+def flat(path: str) -> str:
+    """A path as one name: two files of one name may lie in two directories."""
+    return path.replace("%", "%25").replace("/", "%2F")
+
+
 def left_in(out: str, model: str) -> str:
     """Where a worker leaves the model of the last round, for the launcher."""
-    return os.path.join(out, f"final.{os.path.basename(model)}")
+    return os.path.join(out, f"final.{flat(model)}")
 
 
 class OwnFiles:
     """What one worker has for itself, in the current directory."""
 
-    def __init__(self, directory: str, model: str, side: Sequence[str], out: str) -> None:
-        self.directory, self.model, self.side = directory, model, side
+    def __init__(self, directory: str, model: str, others: Sequence[str], side: Sequence[str], out: str) -> None:
+        """`others` are the other model files, which have their own."""
+        self.directory, self.model, self.others, self.side = directory, model, {model, *others}, side
         self._out = out
-        self._accepted = os.path.join(out, f"{ACCEPTED}.{os.path.basename(model)}")
+        self._accepted = os.path.join(out, f"{ACCEPTED}.{flat(model)}")
         self._unfolded: list[str] = []
 
     def lay_out(self, again: bool) -> bytes:
@@ -63,13 +69,13 @@ class OwnFiles:
         self._unfold(folder)
         base = os.path.basename(self.model)
         for name in os.listdir(os.path.join(self.directory, folder)):
-            if name != base and name.startswith(base):
+            if os.path.join(folder, name) not in self.others and name.startswith(base):
                 self._copy(os.path.join(folder, name), again)
         for pattern in self.side:
             self._unfold(os.path.dirname(pattern))
             for name in os.listdir(os.path.join(self.directory, os.path.dirname(pattern))):
                 path = os.path.join(os.path.dirname(pattern), name)
-                if fnmatch.fnmatch(path, pattern) and path != self.model:
+                if fnmatch.fnmatch(path, pattern) and path not in self.others:
                     self._copy(path, again)
         source = self._accepted if again and os.path.exists(self._accepted) else os.path.join(self.directory, self.model)
         with open(source, "rb") as file:
@@ -124,18 +130,20 @@ class OwnFiles:
         if os.path.exists(self._accepted):
             os.unlink(self._accepted)
 
-    def shared(self) -> dict[str, Stamp]:
-        """The files that are here by a link, each with what changes when somebody writes it."""
-        found = {}
-        for entry in os.scandir("."):
-            if entry.is_symlink() and entry.is_file():
-                about = entry.stat()
-                found[entry.name] = (about.st_ino, about.st_size, about.st_mtime_ns)
-        return found
 
-    def changed(self, before: dict[str, Stamp]) -> list[str]:
-        after = self.shared()
-        return sorted(name for name, stamp in before.items() if after.get(name, stamp) != stamp)
+def shared() -> dict[str, Stamp]:
+    """The files that are here by a link, each with what changes when somebody writes it."""
+    found = {}
+    for entry in os.scandir("."):
+        if entry.is_symlink() and entry.is_file():
+            about = entry.stat()
+            found[entry.name] = (about.st_ino, about.st_size, about.st_mtime_ns)
+    return found
+
+
+def changed(before: dict[str, Stamp]) -> list[str]:
+    after = shared()
+    return sorted(name for name, stamp in before.items() if after.get(name, stamp) != stamp)
 
 
 class Listener:

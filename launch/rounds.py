@@ -24,7 +24,7 @@ from ..core.errors import PlugmlError, UsageError
 from ..layouts import Content, Layout, LayoutError, matches, parse_layout, place_of, read, write
 from . import words
 from .modelfile import ADD, ASSIGN, LINES, TABLE, ModelFile, Round
-from .roundfiles import Listener, OwnFiles, left_in, lines_in, replace_file
+from .roundfiles import Listener, OwnFiles, changed, left_in, lines_in, replace_file, shared
 from .rules import reading_of
 
 MODULE = "plugml.launch.rounds"
@@ -54,16 +54,18 @@ def settle(model: ModelFile, directory: str, outs: Sequence[str], wanted: bool) 
 
     `outs` are the workers' directories, in order of their numbers.  Gives what went wrong, "" if nothing did.
     """
+    paths = [path for path, _layout in model.files]
     try:
-        left = [place for place in (left_in(out, model.file) for out in outs) if os.path.exists(place)]
-        if left and wanted:
-            with open(left[0], "rb") as file:
-                replace_file(os.path.join(directory, model.file), file.read())
-        for place in left:
-            os.unlink(place)
+        left = [out for out in outs if all(os.path.exists(left_in(out, path)) for path in paths)]
+        for path in paths if left and wanted else ():
+            with open(left_in(left[0], path), "rb") as file:
+                replace_file(os.path.join(directory, path), file.read())
+        for out in left:
+            for path in paths:
+                os.unlink(left_in(out, path))
     except OSError as error:
-        return f"{model.file} could not be replaced: {error.strerror}; the model is in {outs[0]}"
-    return "" if left or not wanted else f"{model.file} is as it was: no worker has come to the end of a round"
+        return f"{model.name} could not be replaced: {error.strerror}; the model is in {outs[0]}"
+    return "" if left or not wanted else f"{model.name} is as it was: no worker has come to the end of a round"
 
 
 class RoundError(PlugmlError):
@@ -72,58 +74,128 @@ class RoundError(PlugmlError):
     exit_code = 1
 
 
+class Files:
+    """The model files of one worker as one row of numbers, in the order of their names on the command line."""
+
+    def __init__(self, told: Round, out: str) -> None:
+        paths = [path for path, _layout in told.model.files]
+        self.layouts = [parse_layout(layout) for _path, layout in told.model.files]
+        self.places = [OwnFiles(told.directory, path, paths, told.model.side if number == 0 else (), out) for number, path in enumerate(paths)]
+
+    def begin(self, again: bool) -> list[Content]:
+        return [self._judged(place, place.lay_out(again), layout) for place, layout in zip(self.places, self.layouts)]
+
+    def give(self, contents: list[Content], values: Any) -> list[Content]:
+        """Write the files for the program, and read what they say then: they may keep fewer digits than the servers."""
+        written = self.written(contents, values)
+        for place, data in zip(self.places, written):
+            place.give(data)
+        return [self._judged(place, data, layout) for place, data, layout in zip(self.places, written, self.layouts)]
+
+    def written(self, contents: list[Content], values: Any) -> list[bytes]:
+        out = []
+        for place, content, part in zip(self.places, contents, split(contents, values)):
+            try:
+                out.append(write(content, part))
+            except LayoutError as error:
+                raise RoundError(f"{place.model} cannot be written for the program: {error}") from error
+        return out
+
+    def take(self) -> list[Content]:
+        found = []
+        for place, layout in zip(self.places, self.layouts):
+            try:
+                data = place.take()
+            except OSError as error:
+                raise RoundError(f"{place.model} as the program left it cannot be used: {error.strerror}") from error
+            found.append(self._judged(place, data, layout))
+        return found
+
+    def counters(self, given: list[Content], taken: list[Content]) -> tuple[Any, str]:
+        """Numbers that the program counts for itself, and a sentence about them."""
+        all_counted, said = [], ""
+        for place, old, new in zip(self.places, given, taken):
+            try:
+                counted = matches(old, new)
+            except LayoutError as error:
+                raise RoundError(f"{place.model} as the program left it cannot be compared: {error}") from error
+            if counted.any() and not said:
+                said = f"{words.count(int(np.count_nonzero(counted)), 'whole number')} of {place.model} ({place_of(new, int(np.argmax(counted)))}) has changed: taken for a counter, which each worker has for itself"
+            all_counted.append(counted)
+        return np.concatenate(all_counted), said
+
+    def _judged(self, place: OwnFiles, data: bytes, layout: Layout) -> Content:
+        try:
+            return read(data, layout)
+        except LayoutError as error:
+            raise RoundError(f"{place.model} cannot be used: {error}") from error
+
+
+def joined(contents: list[Content]) -> Any:
+    return np.concatenate([content.numbers for content in contents])
+
+
+def split(contents: list[Content], values: Any) -> list[Any]:
+    return np.split(values, np.cumsum([content.numbers.size for content in contents])[:-1])
+
+
 class Rounds:
     """One worker's rounds."""
 
     def __init__(self, told: Round, argv: Sequence[str], environ: Mapping[str, str]) -> None:
         self.told, self.model, self.argv = told, told.model, argv
-        self.layout: Layout = parse_layout(told.model.layout)
-        self.files = OwnFiles(told.directory, told.model.file, told.model.side, environ["PLUGML_OUT"])
+        self.files = Files(told, environ["PLUGML_OUT"])
         # The program runs alone, also one that could be plugged.
         self.environ = {name: value for name, value in environ.items() if name != "PLUGML_DIR"}
         self.said: set[str] = set()
-        self.state: tuple[Content, Any, Any] | None = None  # after the last whole round: the program's file, the shared values, which numbers are its own
+        self.state: tuple[list[Content], Any] | None = None  # after the last whole round: the program's files, and what shall be in them
 
     def run(self, plug: Client, again: bool) -> None:
         """All rounds, from the clock that the job is at.  `again`: this worker's incarnation is not its first."""
-        content = read(self.files.lay_out(again), self.layout)
-        self._check(plug, content)
-        values = content.numbers.copy()
+        contents = self.files.begin(again)
+        values = joined(contents)
+        if plug.table(TABLE).elements != values.size:
+            raise RoundError(f"{self.model.name} has {values.size:,} numbers, and the job shares {plug.table(TABLE).elements:,}: it has changed since the run began")
         plug.init({TABLE: values})
         plug.pull({TABLE: values})
         own = np.zeros(values.size, np.bool_)  # counters, which are this program's alone
         for clock in plug.clocks(self.model.rounds):
-            given = self._given(content, np.where(own, content.numbers, values))
+            given = self.files.give(contents, np.where(own, joined(contents), values))
             output = self._run_program(clock)
-            taken = self._taken(given, clock)
-            own |= self._counters(given, taken, clock)
+            try:
+                taken = self.files.take()
+                counted, sentence = self.files.counters(given, taken)
+                weight = self._weight(output)
+            except RoundError as error:
+                raise RoundError(f"round {clock}: {error}. Nothing of the round was pushed") from error
+            self._once("counted", sentence)
+            if all(old.data == new.data for old, new in zip(given, taken)):
+                self._once("same", f"round {clock}: the program has ended well and left {self.model.name} as it was: does it write to this file?")
+            own |= counted
             fresh = values.copy()
-            plug.step({TABLE: self._push(given, taken, own)}, {TABLE: fresh}, weight=self._weight(output))
+            plug.step({TABLE: self._push(joined(given), joined(taken), own)}, {TABLE: fresh}, weight=weight)
             if plug.clock == clock:
                 break  # the job had ended before: what this round made belongs to nobody
-            content, values = taken, fresh
-            self.state = content, values, own.copy()
-            self.files.accept(content.data)
+            contents, values = taken, fresh
+            self.state = contents, np.where(own, joined(contents), values)
+            for place, content in zip(self.files.places, contents):
+                place.accept(content.data)
             self._show(clock, output)
-        self.state = content, values, own
+        self.state = contents, np.where(own, joined(contents), values)
         self.leave()
 
-    def _check(self, plug: Client, content: Content) -> None:
-        if plug.table(TABLE).elements != content.numbers.size:
-            raise RoundError(f"{self.model.file} has {content.numbers.size:,} numbers, and the job shares {plug.table(TABLE).elements:,}: it has changed since the run began")
-
-    def _given(self, content: Content, values: Any) -> Content:
-        """Write the file for the program, and read what it says then: it may keep fewer digits than the servers."""
-        try:
-            data = write(content, values)
-        except LayoutError as error:
-            raise RoundError(f"{self.model.file} cannot be written for the program: {error}") from error
-        self.files.give(data)
-        return read(data, self.layout)
+    def leave(self) -> None:
+        """Leave the shared model of the last whole round in this worker's files; the launcher takes it from there."""
+        if self.state is not None:
+            for place, data in zip(self.files.places, self.files.written(*self.state)):
+                place.give(data)
+                place.leave(data)
+        for place in self.files.places:
+            place.clear()
 
     def _run_program(self, clock: int) -> str:
         argv = [word.replace(ROUND, str(clock)) for word in self.argv]
-        before = self.files.shared()
+        before = shared()
         listens = bool(self.model.metric or (self.model.weight and self.model.weight != LINES))
         try:
             listener = Listener(listens)
@@ -137,41 +209,14 @@ class Rounds:
             _end_like(-status)
         if status not in self.told.ok_exit:
             raise _FailedError(f"round {clock}: {words.command_line(argv)} has ended with exit code {status}; nothing of the round was pushed", status)
-        for name in self.files.changed(before):
-            if name not in self.said:
-                self.said.add(name)
-                self._note(f"{name}, which all workers share, has changed while the program ran; if the program writes it, say --side {name}")
+        for name in changed(before):
+            self._once(name, f"{name}, which all workers share, has changed while the program ran; if the program writes it, say --side {name}")
         return output
 
-    def _taken(self, given: Content, clock: int) -> Content:
-        try:
-            data = self.files.take()
-            taken = read(data, self.layout)
-        except (OSError, LayoutError) as error:
-            text = error.strerror if isinstance(error, OSError) else str(error)
-            raise RoundError(f"round {clock}: {self.model.file} as the program left it cannot be used: {text}. Nothing of the round was pushed") from error
-        if data == given.data and "" not in self.said:
-            self.said.add("")
-            self._note(f"round {clock}: the program has ended well and left {self.model.file} as it was: does it write to this file?")
-        return taken
-
-    def _counters(self, given: Content, taken: Content, clock: int) -> Any:
-        """Numbers that the program counts for itself; said once, since nobody else gets them."""
-        try:
-            counted = matches(given, taken)
-        except LayoutError as error:
-            raise RoundError(f"round {clock}: {self.model.file} as the program left it cannot be compared: {error}. Nothing of the round was pushed") from error
-        if counted.any() and "counted" not in self.said:
-            self.said.add("counted")
-            number, place = int(np.count_nonzero(counted)), place_of(taken, int(np.argmax(counted)))
-            self._note(f"{words.count(number, 'whole number')} of {self.model.file} ({place}) has changed: taken for a counter, which each worker has for itself")
-        return counted
-
-    def _push(self, given: Content, taken: Content, own: Any) -> Any:
+    def _push(self, given: Any, taken: Any, own: Any) -> Any:
         if self.model.push == ASSIGN:
-            return taken.numbers
-        step = taken.numbers - given.numbers if self.model.push == ADD else given.numbers - taken.numbers
-        return np.where(own, 0.0, step)
+            return taken
+        return np.where(own, 0.0, taken - given if self.model.push == ADD else given - taken)
 
     def _weight(self, output: str) -> float:
         if not self.model.weight:
@@ -180,7 +225,7 @@ class Rounds:
             return float(lines_in(self.told.data))
         weight = reading_of(output, self.model.weight)
         if weight is None or not 0 <= weight < float(1 << 53):
-            raise RoundError(f"--weight {self.model.weight!r}: the program's output has {'no such number' if weight is None else weight}. Nothing of the round was pushed")
+            raise RoundError(f"--weight {self.model.weight!r}: the program's output has {'no such number' if weight is None else weight}")
         return weight
 
     def _show(self, clock: int, output: str) -> None:
@@ -188,14 +233,10 @@ class Rounds:
             found = reading_of(output, self.model.metric)
             print(f"round {clock}: {'no such number in the output' if found is None else format(found, 'g')}", flush=True)
 
-    def leave(self) -> None:
-        """Leave the shared model of the last whole round in this worker's files; the launcher takes it from there."""
-        if self.state is not None:
-            content, values, own = self.state
-            data = write(content, np.where(own, content.numbers, values))
-            self.files.give(data)
-            self.files.leave(data)
-        self.files.clear()
+    def _once(self, key: str, text: str) -> None:
+        if text and key not in self.said:
+            self.said.add(key)
+            self._note(text)
 
     def _note(self, text: str) -> None:
         print(f"plugml: {text}", file=sys.stderr, flush=True)
@@ -266,7 +307,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"plugml: {error}", file=sys.stderr, flush=True)
         return int(getattr(error, "exit_code", 1))
     except OSError as error:
-        print(f"plugml: {error.filename or told.model.file}: {error.strerror}; nothing of the round was pushed", file=sys.stderr, flush=True)
+        print(f"plugml: {error.filename or told.model.name}: {error.strerror}; nothing of the round was pushed", file=sys.stderr, flush=True)
         return 1
     return 0
 
