@@ -263,6 +263,7 @@ MUTANTS_OF_SAVES: tuple[Mutant, ...] = (
     Mutant("disk: the way to the checkpoints is not synced", solid, "sync_path", only_the_root, dark()),
     Mutant("disk: go on after a failed sync", solid, "sync", ignore_failed_syncs, dark(sync_error=0.5)),
     Mutant("reader: sizes are enough", checkpoints, "verify", look_at_sizes, saving(flips=0.1)),
+    Mutant("reader: believe the files", rangefiles, "_read", believe_the_files, going_on(flips=0.3), Resumed),
     Mutant("launcher: take what is damaged", checkpoints, "newest", take_the_newest, going_on(flips=0.1), Resumed),
     Mutant("launcher: forget who had left", resume, "_absent", forget_who_had_left, going_on(program_kill_us=10_000, gone=1.0), Resumed),
     Mutant("restore: what was under way goes on", Holding, "rewind", rewind_the_clock, going_on(), Resumed),
@@ -273,5 +274,4 @@ MUTANTS_OF_SAVES: tuple[Mutant, ...] = (
 OPEN_OF_SAVES: tuple[Mutant, ...] = (
     Mutant("disk: replace what is there", solid, "place", replace_what_is_there, dark(consistency="asp", **LATE)),
     Mutant("keeper: release at once", checkpoint.Checkpoints, "begin", release_at_once, going_on("ssp:1", net_straggle=0.5, net_straggle_us=(2_000, 30_000), think_us=(10, 200)), Resumed),
-    Mutant("reader: believe the files", rangefiles, "_read", believe_the_files, going_on(flips=0.1), Resumed),
 )  # fmt: skip

@@ -66,7 +66,7 @@ class Resumed:
         if left is not None:
             first.saves.leave()
         second = Cluster(self.world, plan, run.ledger.seed, left)
-        for _ in range(self._draw.randrange(20) if plan.flips else 0):  # when somebody has looked at the directory
+        for _ in range(self._draw.randrange(1 + int(500 * plan.flips))):  # when somebody has looked at the directory
             self.world.after(self._draw.randrange(1, 600_000), second.saves.flip)
         return second.run()
 
