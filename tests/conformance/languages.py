@@ -124,6 +124,9 @@ class Toolchains:
         hpp = self._by_recipe("hpp")
         return Language("hpp-mapped", (*hpp.drive, "-m"))
 
+    def _go_mapped(self) -> Language:
+        return Language("go-mapped", (*self._by_recipe("go").drive, "-m"))
+
     def _java_mapped(self) -> Language:
         java = self._by_recipe("java")
         return Language("java-mapped", (*java.drive, "-m"))

@@ -29,7 +29,7 @@ from .fake_agent import FakeAgent
 from .languages import ENVIRONMENT, Language, Toolchains
 
 HANG_S = 60.0  # a hang limit, far above what any of these takes
-LANGUAGES = ("c", "c-mapped", "r", "dash", "bash", *RECIPES, "hpp-mapped", "java-mapped")
+LANGUAGES = ("c", "c-mapped", "r", "dash", "bash", *RECIPES, "hpp-mapped", "go-mapped", "java-mapped")
 #: Those of the compiled languages whose own run time bears that all descriptors are closed.
 CLOSING = ("hpp", "fortran", "go", "rust")
 COUNT = 6

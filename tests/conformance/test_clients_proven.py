@@ -82,6 +82,26 @@ def test_the_example_keeps_to_every_sentence(language: Language, shards: tuple[P
     assert reached(found) >= {"1.10", "4.5", "4.6", "5.2", "5.4", "6.7", "8.2"}, text(found, True)
 
 
+# -- several dense tables
+
+
+def test_tables_of_three_kinds_by_name(language: Language) -> None:
+    tables = tuple(TableSpec(name, (n,), dtype=dtype, optimizer="add") for name, n, dtype in (("a", 3, "f32"), ("b", 2, "f64"), ("c", 4, "i64")))
+    agent = FakeAgent(JobSpec("named", 1, tables, combine="sum"))
+    ops = ("put:a:1", "put:b:0.5", "put:c:-7", "step", "get:a", "get:b", "get:c", "get:d", "step:1", "put:c:1", "step", "get:b", "get:c", "bye")
+    with agent:
+        done = subprocess.run([*language.rows, *ops], env={**agent.environment(), **ENVIRONMENT}, capture_output=True, text=True, timeout=HANG_S)
+
+    assert done.returncode == 0, done
+    assert [line.replace(" stopped=0 lag=0", "") for line in done.stdout.splitlines()] == [
+        "put:a:1 1 OK clock=0", "put:b:0.5 1 OK clock=0", "put:c:-7 1 OK clock=0", "step 1 OK clock=1",
+        "get:a 1 OK clock=1 a=1,2,3", "get:b 1 OK clock=1 b=0.5,1.5", "get:c 1 OK clock=1 c=-7,-6,-5,-4", "get:d E RANGE clock=1",
+        "step:1 E SIZE clock=1", "put:c:1 1 OK clock=1", "step 1 OK clock=2", "get:b 1 OK clock=2 b=1,3", "get:c 1 OK clock=2 c=-6,-4,-2,0",
+    ]  # fmt: skip
+    assert "no dense table d" in done.stderr
+    assert agent.server.pushes == [2] and agent.byes == {0}
+
+
 # -- the examples
 
 

@@ -173,6 +173,19 @@ template <class T> static std::string came(plug::channel &p, const std::string &
     return values.empty() ? "" : " " + table + "=" + shown(values.data(), values.size(), p.table(table)->width);
 }
 
+// put:TABLE:CONSTANT, or get:TABLE
+template <class T> static bool by_name(plug::channel &p, const words_t &words, std::string &text)
+{
+    const std::size_t count = p.table(words[1]) ? p.table(words[1])->count : 1;
+    std::vector<T> numbers = ramp<T>(count, words.size() > 2 ? std::atof(words[2].c_str()) : 0);
+
+    if (words[0] == "put")
+        return p.put(words[1], numbers);
+    const bool plugged = p.get(words[1], numbers);
+    text = " " + words[1] + "=" + shown(numbers.data(), count, count);
+    return plugged;
+}
+
 static bool exchange(plug::channel &p, const words_t &words, const words_t &wanted, std::string &text)
 {
     const plugml_table *found = nullptr;
@@ -225,13 +238,18 @@ static void rows(plug::channel &p, const words_t &ops)
             continue;
         }
         const std::string told = outcome(p, verb, [&] {
+            if (verb == "put" || verb == "get") {
+                const std::string dtype = p.table(words[1]) ? p.table(words[1])->dtype : "f64";
+
+                return dtype == "f32" ? by_name<float>(p, words, text) : dtype == "f64" ? by_name<double>(p, words, text) : by_name<std::int64_t>(p, words, text);
+            }
             if (verb != "next")
                 return exchange(p, words, wanted, text);
             plug::piece piece;
             text = p.next(piece) ? " " + std::to_string(piece.number) + ":" + std::to_string(piece.turn) + ":" + piece.text : " none";
             return p.plugged();
         });
-        if (verb != "next")
+        if (verb != "next" && verb != "put" && verb != "get")
             wanted.clear();
         std::cout << op << " " << told << " clock=" << p.clock() << " stopped=" << p.stopped() << " lag=" << p.lag() << (told[0] == 'E' || told[0] == 'S' ? "" : text)
                   << std::endl;

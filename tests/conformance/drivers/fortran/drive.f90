@@ -328,6 +328,41 @@ contains
     if (did) text = ' ' // table // '=' // shown(large, p%tables(at)%width)
   end function
 
+  !> put:TABLE:CONSTANT, or get:TABLE
+  subroutine by_name(op, text)
+    character(*), intent(in) :: op
+    character(:), allocatable, intent(out) :: text
+    real(real64), allocatable :: large(:)
+    real(real32), allocatable :: small(:)
+    integer(int64), allocatable :: whole(:)
+    character(:), allocatable :: table, dtype
+    integer :: at, i, n
+    logical :: putting
+    text = ''
+    table = part(op, 2)
+    putting = part(op, 1) == 'put'
+    at = p%table(table)
+    n = 1
+    dtype = 'f64'
+    if (at > 0) n = int(p%tables(at)%count)
+    if (at > 0) dtype = p%tables(at)%dtype
+    large = [(number(part(op, 3)) + i - 1, i=1, n)]
+    small = real(large, real32)
+    whole = int(large, int64)
+    if (putting) then
+      if (dtype == 'f32') did = p%put(table, small, stat)
+      if (dtype == 'f64') did = p%put(table, large, stat)
+      if (dtype == 'i64') did = p%put(table, whole, stat)
+      return
+    end if
+    if (dtype == 'f32') did = p%get(table, small, stat)
+    if (dtype == 'f64') did = p%get(table, large, stat)
+    if (dtype == 'i64') did = p%get(table, whole, stat)
+    if (dtype == 'f32') large = small
+    if (dtype == 'i64') large = real(whole, real64)
+    text = ' ' // table // '=' // shown(large, size(large, kind=int64))
+  end subroutine
+
   subroutine rows()
     character(:), allocatable :: op, verb, text, piece, said
     real(real64), allocatable :: w(:), g(:)
@@ -350,6 +385,8 @@ contains
       case ('rows', 'want')
         call name(op)
         cycle
+      case ('put', 'get')
+        call by_name(op, text)
       case ('next')
         did = p%next(piece, '', stat)
         text = ' none'
@@ -371,7 +408,7 @@ contains
         deallocate (wanted, wants)
         allocate (wanted(0), wants(0))
       end select
-      if (verb == 'next') said = outcome(verb, stopped)
+      if (verb == 'next' .or. verb == 'put' .or. verb == 'get') said = outcome(verb, stopped)
       if (said(1:1) == 'E' .or. said(1:1) == 'S') text = ''
       call say(op // ' ' // said // ' clock=' // str(p%clock) // ' stopped=' // bit(p%stopped) // ' lag=' // str(p%lag) // text)
     end do

@@ -2,7 +2,9 @@
 package main
 
 import (
+	"encoding/binary"
 	"fmt"
+	"math"
 	"os"
 	"strconv"
 	"strings"
@@ -15,6 +17,7 @@ import (
 var (
 	p      *plugml.Plug
 	wanted []string
+	mapped bool
 )
 
 func number(text string) float64 {
@@ -102,6 +105,30 @@ func dense(verb string, g, w any) (err error) {
 	return err
 }
 
+// The same through the mapped files, of an f64 table.
+func inPlace(verb string, g, w any) error {
+	if !p.Plugged() || verb == "tick" || verb == "ping" {
+		return dense(verb, nil, nil)
+	}
+	if verb != "pull" {
+		grad, err := p.Grad("")
+		if err != nil {
+			return err
+		}
+		for i, value := range g.([]float64) {
+			binary.LittleEndian.PutUint64(grad[8*i:], math.Float64bits(value))
+		}
+	}
+	err := dense(verb, nil, nil)
+	param, wrong := p.Param("")
+	for i := range w.([]float64) {
+		if wrong == nil {
+			w.([]float64)[i] = math.Float64frombits(binary.LittleEndian.Uint64(param[8*i:]))
+		}
+	}
+	return err
+}
+
 func drive(ops []string) {
 	n, dtype := 4, "f64"
 	if table := p.Table(""); table != nil {
@@ -142,7 +169,11 @@ func drive(ops []string) {
 		case "expect":
 			_, err = p.Expect(dtype, int(constant))
 		default:
-			err = dense(words[0], g, w)
+			if mapped {
+				err = inPlace(words[0], g, w)
+			} else {
+				err = dense(words[0], g, w)
+			}
 		}
 		fmt.Printf("%s %s clock=%d done=%d w=%s\n", op, outcome(words[0], stopped, err), p.Clock(), bit(p.Done()), shown(w, 6, 6))
 	}
@@ -226,6 +257,18 @@ func rows(ops []string) {
 		case "timeout":
 			p.SetTimeout(time.Duration(number(rest[0])) * time.Millisecond)
 			continue
+		case "put", "get":
+			table := p.Table(rest[0])
+			if table == nil {
+				table = &plugml.Table{Name: rest[0], DType: "f64", Count: 1}
+			}
+			if verb == "put" {
+				_, err = p.Put(rest[0], array(table.DType, table.Count, func(i int) float64 { return number(rest[1]) + float64(i) }))
+			} else {
+				w := array(table.DType, table.Count, func(int) float64 { return 0 })
+				_, err = p.Get(rest[0], w)
+				text = " " + rest[0] + "=" + shown(w, table.Count, table.Count)
+			}
 		case "next":
 			var piece string
 			if piece, err = p.Next(""); piece != "" {
@@ -257,6 +300,9 @@ func main() {
 			panic(err)
 		}
 		ops = strings.Fields(string(text))
+	}
+	if mapped = len(ops) > 0 && ops[0] == "-m"; mapped {
+		ops = ops[1:]
 	}
 	if len(ops) > 0 && ops[0] == "rows" {
 		rows(ops[1:])

@@ -154,6 +154,14 @@ final class Drive {
                 }
                 default -> {
                     String told = outcome(words[0], () -> {
+                        if (words[0].equals("put") || words[0].equals("get")) {
+                            Plugml.Table table = p.table(words[1]);
+                            Object numbers = array(table == null ? "f64" : table.dtype(), table == null ? 1 : table.count(),
+                                i -> words.length > 2 ? Double.parseDouble(words[2]) + i : 0);
+                            boolean plugged = words[0].equals("put") ? p.put(words[1], numbers) : p.get(words[1], numbers);
+                            text[0] = words[0].equals("get") ? " " + words[1] + "=" + shown(numbers, Integer.MAX_VALUE, Integer.MAX_VALUE) : "";
+                            return plugged;
+                        }
                         if (words[0].equals("next")) {
                             Plugml.Piece piece = p.next(null);
                             text[0] = piece == null ? " none" : " " + piece.number() + ":" + piece.turn() + ":" + piece.text();
@@ -162,7 +170,7 @@ final class Drive {
                         }
                         return p.plugged();
                     });
-                    if (!words[0].equals("next")) wanted.clear();
+                    if (!List.of("next", "put", "get").contains(words[0])) wanted.clear();
                     OUT.printf("%s %s clock=%d stopped=%d lag=%d%s%n", op, told, p.clock(), bit(p.stopped()), p.lag(), told.matches("[ES].*") ? "" : text[0]);
                 }
             }

@@ -142,6 +142,17 @@ fn name<T: Shown>(p: &mut Plug, verb: &str, table: &str, keys: &str, constant: f
     }
 }
 
+/// put:TABLE:CONSTANT, or get:TABLE
+fn by_name<T: Shown>(p: &mut Plug, table: &str, constant: Option<f64>, text: &mut String) -> plugml::Result<bool> {
+    let mut numbers: Vec<T> = ramp(p.table(table).map_or(1, |table| table.count), constant.unwrap_or(0.0));
+    if constant.is_some() {
+        return p.put(table, &numbers);
+    }
+    let outcome = p.get(table, &mut numbers);
+    *text = format!(" {}={}", table, shown(&numbers, numbers.len()));
+    outcome
+}
+
 fn exchange(p: &mut Plug, verb: &str, rest: Option<&str>, wanted: &[String]) -> plugml::Result<String> {
     let dense_count = p.tables().iter().find(|table| table.width == 0).map(|table| table.count);
     let mut text = String::new();
@@ -194,6 +205,14 @@ fn rows(p: &mut Plug, ops: &[String]) {
                 let limit = words[1].parse().unwrap();
                 p.set_timeout(if limit > 0 { Some(Duration::from_millis(limit)) } else { None });
                 continue;
+            }
+            "put" | "get" => {
+                let constant = words.get(2).map(|word| word.parse().unwrap());
+                match p.table(words[1]).map_or("f64", |table| table.dtype.as_str()) {
+                    "f32" => by_name::<f32>(p, words[1], constant, &mut text),
+                    "f64" => by_name::<f64>(p, words[1], constant, &mut text),
+                    _ => by_name::<i64>(p, words[1], constant, &mut text),
+                }
             }
             "next" => p.next("").map(|piece| {
                 text = piece.map_or(" none".into(), |piece| format!(" {}:{}:{}", piece.number, piece.turn, piece.text));
