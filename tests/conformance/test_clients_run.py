@@ -11,6 +11,7 @@ import pytest
 
 from tests.system.run_kit import Place, place  # noqa: F401
 
+from .compiled import RECIPES
 from .languages import ENVIRONMENT, STRICT, TOP, Toolchains, compile_c
 from .test_clients_rows import COLLIDING, TALK, TOLD, ok, refused
 
@@ -36,7 +37,8 @@ def said(place: Place, *words: str, code: int = 0) -> tuple[dict[str, list[str]]
 
 @pytest.mark.parametrize(
     ("name", "servers", "bell"),
-    [("python", 1, "fifo"), ("python", 3, "sem"), ("c", 3, "fifo"), ("c", 1, "sem"), ("r", 1, "fifo"), ("dash", 2, "fifo"), ("mksh", 1, "fifo")],
+    [("python", 1, "fifo"), ("python", 3, "sem"), ("c", 3, "fifo"), ("c", 1, "sem"), ("r", 1, "fifo"), ("dash", 2, "fifo"), ("mksh", 1, "fifo")]
+    + [(name, 2, "fifo") for name in RECIPES],
 )
 def test_the_whole_conversation(place: Place, name: str, servers: int, bell: str, toolchains: Toolchains, require: Callable[[str], None]) -> None:  # noqa: F811
     if bell == "sem":
