@@ -46,7 +46,7 @@ Exit codes: 0 all well; else the first failing worker's own, 128+n if a signal k
 @click.option("--lr-warmup", type=int, metavar="CLOCKS", help="In which it grows to that (default 0).")
 @click.option("--consistency", metavar="MODEL", help="bsp (default), ssp:N or asp.")
 @click.option("--combine", metavar="HOW", help="mean (default, but of i64 tables the sum) or sum of the workers' pushes.")
-@click.option("--model", multiple=True, metavar="FILE[:LAYOUT]", help="For programs that are not changed at all: share the model file that they read and write. LAYOUT: text, npy, npz, safetensors, torch, f32, f64 ... with offset=BYTES, count=N (default: by its looks; see `plugml inspect FILE`). Repeatable.")
+@click.option("--model", multiple=True, metavar="FILE[:LAYOUT]", help="For programs that are not changed at all: share the model file that they read and write. LAYOUT: text, lines, npy, npz, safetensors, torch, f32, f64 ... with offset=BYTES, count=N (default: by its looks; see `plugml inspect FILE`). Repeatable.")
 @click.option("--rounds", type=int, metavar="R", help="With --model: run the program R times; after each the workers' files are brought together.")
 @click.option("--outer", metavar="HOW", help="With --model: mean (default) or sum of the workers' steps, or nesterov (DiLoCo).")
 @click.option("--outer-lr", type=float, metavar="X", help="Of --outer nesterov (default 0.7).")

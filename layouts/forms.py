@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from ..core.errors import UsageError
 from ..core.table import unknown_key
-from . import archives, arrays, raw, tensors, text, torchzip
+from . import archives, arrays, lines, raw, tensors, text, torchzip
 from .base import KINDS, Content, LayoutError, Numbers, patched
 from .opaque import opaque
 
-NAMED = ("text", "npy", "npz", "safetensors", "torch")
+NAMED = ("text", "lines", "npy", "npz", "safetensors", "torch")
 RAW = tuple(kind for kind in KINDS if kind != "bf16")
-_HOW = "write FILE, or FILE:LAYOUT with text, npy, npz, safetensors, torch, or f32, f64 and the like with offset=BYTES (negative: from the end) and count=N"
+_HOW = "write FILE, or FILE:LAYOUT with text, lines, npy, npz, safetensors, torch, or f32, f64 and the like with offset=BYTES (negative: from the end) and count=N"
 
 
 class Layout(NamedTuple):
@@ -111,6 +111,8 @@ def read(data: bytes, layout: Layout) -> Content:
     name = str(found)
     if found.name == "text":
         content = text.read(data, name)
+    elif found.name == "lines":
+        content = lines.read(data, name)
     elif found.name == "npy":
         content = arrays.read(data, name)
     elif found.name == "npz":
@@ -138,6 +140,8 @@ def matches(given: Content, taken: Content) -> NDArray[np.bool_]:
     """
     if given.layout.partition(",")[0] == "text":
         return text.matches(given, taken)
+    if given.layout == "lines":
+        return lines.matches(given, taken)
     if given.skeleton != taken.skeleton:
         raise LayoutError(f"it is another kind of file than it was: {_difference(given.skeleton, taken.skeleton)}. Models that grow or change their shape cannot be shared yet")
     if len(taken.data) < len(given.data) and "offset=-" in given.layout:
@@ -147,7 +151,7 @@ def matches(given: Content, taken: Content) -> NDArray[np.bool_]:
 
 def place_of(content: Content, number: int) -> str:
     """Where a number of a text stands, for sentences."""
-    return text.place_of(content, number)
+    return lines.place_of(content, number) if content.layout == "lines" else text.place_of(content, number)
 
 
 def _difference(old: tuple[object, ...], new: tuple[object, ...]) -> str:
@@ -168,6 +172,8 @@ def write(content: Content, values: Numbers) -> bytes:
     name = content.layout.partition(",")[0]
     if name == "text":
         return text.write(content, values)
+    if name == "lines":
+        return lines.write(content, values)
     if name == "npz":
         return archives.write(content, values)
     if name == "torch":

@@ -72,7 +72,7 @@ def matches(given: Content, taken: Content) -> NDArray[np.bool_]:
     number = next((i for i, (a, b) in enumerate(zip(old.between, new.between)) if a != b and not _same(a, b, i == 0, i == last)), -1)
     if number >= 0:
         line = 1 + sum(part.count(b"\n") for part in new.between[:number])
-        raise LayoutError(f"line {line}: {_shown(new.between[number])} stands where {_shown(old.between[number])} was; numbers are only compared where the words around them are the same")
+        raise LayoutError(f"line {line}: {_shown(new.between[number])} stands where {_shown(old.between[number])} was; numbers are only compared where the words around them are the same (lines in any order that begin with a key: say FILE:lines)")
     whole = ~(old.floats | new.floats)
     counted: NDArray[np.bool_] = whole & (given.numbers != taken.numbers)
     moved = [int(i) for i in np.flatnonzero(counted)]

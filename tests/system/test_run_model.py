@@ -166,6 +166,16 @@ def test_a_file_that_cannot_be_used_ends_the_run_and_changes_nothing(place: Plac
     assert "of job j were saved" not in done.stdout
 
 
+def test_lines_in_another_order_are_met_by_key_where_it_is_said(place: Place) -> None:  # noqa: F811
+    """One of two workers writes its lines backwards in each round."""
+    model = ready(place)
+    done = place.run("run", "--model", "model.txt:lines", "--rounds", "3", "--worker", " ".join(trainer("plain", 0.125)), "--worker", " ".join(trainer("shuffled", 0.5)))
+    w = np.array(numbers(START))
+    for _ in range(3):
+        w = 0.75 * w + (0.125 + 0.5) / 2
+    assert np.allclose(numbers(model.read_text()), w, rtol=1e-14) and "(key 'seen') has changed: taken for a counter" in done.stderr
+
+
 def test_a_program_that_leaves_its_file_alone_is_told_so(place: Place) -> None:  # noqa: F811
     model = ready(place)
     done = place.run("run", "--model", "model.txt", "--rounds", "2", "--", *trainer("nothing"))

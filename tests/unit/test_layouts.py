@@ -90,6 +90,7 @@ SAMPLES = {
     "f32": W.tobytes(), "f64": W.astype("<f8").tobytes(), "f32be": W.astype(">f4").tobytes(), "f32,offset=5": b"head!" + W.tobytes(),
     "f32,offset=-24": b"any head" + W.tobytes(), "f64,offset=8,count=2": struct.pack("<q2d", 7, 0.5, -1e300) + b"foot",
     "npy": npy(W), "npz": npz(a=W, steps=np.array([3]), b=W[0].astype("f8")), "safetensors": tensors(["w", "n"], w=W, n=np.array([4])),
+    "lines": b"dim 3\nb 0.5 0.25 x\n17 -1e-3 1\na 2.5 0x1p+0\n",
     "torch": torch_file(FloatStorage=W.ravel(), LongStorage=np.array([7])),
     "text": b"seen 3\nw = 0.5, -1.25e-3 0x1.8p+1 1.0D+00\n",
 }  # fmt: skip
@@ -112,9 +113,9 @@ def test_a_file_whose_numbers_stay_keeps_its_bytes(layout: str) -> None:
 def test_other_numbers_are_read_back_and_nothing_else_has_changed(layout: str) -> None:
     content = read(SAMPLES[layout], parse_layout(layout))
     again = read(write(content, content.numbers + 1.5), parse_layout(layout))
-    floats = np.array([value != int(value) or layout != "text" for value in content.numbers])
+    floats = np.array([value != int(value) or layout not in ("text", "lines") for value in content.numbers])
     assert np.allclose(again.numbers[floats], content.numbers[floats] + 1.5, rtol=1e-6, atol=0)
-    if layout != "text":
+    if layout not in ("text", "lines"):
         matches(content, again)
     assert again.skeleton == content.skeleton
 
@@ -156,7 +157,7 @@ def test_every_float_survives_a_binary_file(values: list[float], form: str) -> N
 
 
 @settings(max_examples=500, deadline=None)
-@given(st.binary(max_size=200), st.sampled_from(["", "text", "npy", "npz", "safetensors", "torch", "f32", "f64,offset=3", "f16,offset=-8"]))
+@given(st.binary(max_size=200), st.sampled_from(["", "text", "lines", "npy", "npz", "safetensors", "torch", "f32", "f64,offset=3", "f16,offset=-8"]))
 def test_any_bytes_are_read_or_refused_with_a_sentence(data: bytes, layout: str) -> None:
     try:
         content = read(data, parse_layout(layout))
@@ -337,3 +338,41 @@ def test_how_many_blanks_are_between_is_no_matter(given_: bytes, taken: bytes) -
 def test_lines_and_words_are(given_: bytes, taken: bytes) -> None:
     with pytest.raises(LayoutError):
         matches(read(given_, AUTO), read(taken, AUTO))
+
+
+LINES = parse_layout("lines")
+
+
+def test_lines_are_met_by_key_in_any_order() -> None:
+    """Also where keys are numbers, and blanks, and a line without a float is another order or count."""
+    one = read(b"seen 10\nb 0.5 1\n17 0.25 2\na 3 4.5\n", LINES)
+    two = read(b"a 3.5 4.5\n\nseen 20\n17  0.5\t2\nb 0.5 1.5\n", LINES)
+    assert matches(one, two).tolist() == [False] * 6 + [True]  # 17, a, b, seen
+    assert (two.numbers - one.numbers).tolist() == [0.25, 0, 0.5, 0, 0, 0.5, 10]
+    assert write(two, one.numbers) == b"a 3.0 4.5\n\nseen 10.0\n17  0.25\t2\nb 0.5 1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("taken", "why"),
+    [
+        (b"a 0.5 1\n", "1 of its keys is gone \\('b'\\)"),
+        (b"a 0.5 1\nb 0.5\nc 1.5\n", "1 of its keys is new \\('c'\\)"),
+        (b"a 0.5 1\nb 0.5 0.5\n", "key 'b' has other words"),
+        (b"a 0.5 1\nb x 0.5\n", "key 'b' has other words"),
+        (b"a 0.5 2\nb 0.5\n", "key 'a': a whole number beside floats"),
+        (b"a 0.5 1\na 0.5\n", "two lines begin with the key 'a'"),
+    ],
+)
+def test_lines_that_are_not_surely_the_same_are_refused(taken: bytes, why: str) -> None:
+    with pytest.raises(LayoutError, match=why):
+        matches(read(b"a 0.5 1\nb 0.5\n", LINES), read(taken, LINES))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(st.from_regex(r"[a-z0-9]{1,3}", fullmatch=True), FINITE, min_size=1, max_size=12), st.randoms())
+def test_any_order_of_lines_is_the_same_model(model: dict[str, float], chance: Any) -> None:
+    rows = [f"{key} {value!r}" for key, value in model.items()]
+    one = read("\n".join(rows).encode(), LINES)
+    chance.shuffle(rows)
+    two = read("\n".join(rows).encode() + b"\n", LINES)
+    assert np.array_equal(one.numbers, two.numbers) and not matches(one, two).any()
