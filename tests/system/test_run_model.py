@@ -436,3 +436,29 @@ def test_a_network_of_fann(place: Place) -> None:  # noqa: F811
     done = place.run("run", "--model", "net.txt", "--rounds", "4", "-n", "2", "--shard", "data.txt", "--metric", "mse", "--", "perl", "fann.pl", "net.txt", "{data}")
     shown = [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines() if "[w0] round" in line]
     assert len(shown) == 4 and shown[-1] < shown[0] / 3
+
+
+def test_a_killed_worker_does_only_its_own_round_again(place: Place) -> None:  # noqa: F811
+    model = ready(place)
+    done = place.run("run", "--model", "model.txt", "--rounds", "3", "--worker", " ".join(trainer("once", 0.125)), "--worker", " ".join(trainer("plain", 0.5)))
+    w = np.array(numbers(START))
+    for _ in range(3):
+        w = 0.75 * w + (0.125 + 0.5) / 2
+    assert np.allclose(numbers(model.read_text()), w, rtol=1e-14) and model.read_text().startswith("seen 3\n")
+    assert "SIGKILL ended" in done.stderr and done.stdout.count("[w1] loss") == 3 and done.stdout.count("[w0] loss") == 3
+
+
+def test_a_run_that_was_stopped_goes_on_from_its_checkpoint(place: Place) -> None:  # noqa: F811
+    """The checkpoint has the numbers.  Counters come from the file that the stopped run has left, which may be a round ahead of it."""
+    model = ready(place)
+    expected = alone(place, trainer("plain"), 30)
+    place.write("nap.py", TRAINER + "\ntime.sleep(0.2)\n")
+    command = [sys.executable, "nap.py", "plain", "0.125"]
+    run = place.start("run", "--name", "j", "--model", "model.txt", "--rounds", "30", "--checkpoint-every", "1", "--grace", "60", "--", *command)
+    out = place.directory / "plugml-runs" / "j" / "checkpoints"
+    wait_for(lambda: out.exists() and any(out.glob("*/manifest.json")), "a checkpoint")
+    run.send(signal.SIGTERM)
+    done = run.ended(75)
+    assert 0 < int(model.read_text().split()[1]) < 30, done.stderr
+    place.run("run", "--name", "j", "--model", "model.txt", "--rounds", "30", "--resume", "auto", "--", *command)
+    assert model.read_bytes().splitlines()[1:] == expected.splitlines()[1:]
