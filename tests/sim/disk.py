@@ -115,7 +115,8 @@ class Disk:
         if type(effect) is TidySaves:
             self.check()
         if event is not None:
-            process.feed("", event)
+            said = event.problem.replace(str(self.medium.home), "")  # the same in every run of a seed
+            process.feed("", event._replace(problem=said) if said else event)
 
     def _happens(self, rate: float) -> bool:
         """Drawn apart: what else a seed draws does not depend on it."""

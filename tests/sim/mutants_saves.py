@@ -20,6 +20,7 @@ from plugml.server.holding import Holding
 from plugml.server.members import Members
 from plugml.server.saving import Held, Saving
 
+from . import stories
 from .mutant import Mutant
 from .resumed import Resumed
 from .weather import Plan, saved
@@ -27,10 +28,6 @@ from .weathers import under
 from .world import World
 
 Original = Callable[..., Any]
-LATE = {
-    "every": 8, "clocks": 60, "power_loss": 0.0, "supervised": True, "shuffled_start": False, "think_us": (5_000, 30_000), "write_us": (100, 5_000),
-    "server_crash_us": 200_000, "net_double": 0.5, "net_straggle": 0.4, "net_straggle_us": (50_000, 500_000),
-}  # fmt: skip
 
 
 def saving(consistency: str = "bsp", every: int = 1, **rates: Any) -> Callable[[World, Plan], None]:
@@ -268,10 +265,7 @@ MUTANTS_OF_SAVES: tuple[Mutant, ...] = (
     Mutant("launcher: forget who had left", resume, "_absent", forget_who_had_left, going_on(program_kill_us=10_000, gone=1.0), Resumed),
     Mutant("restore: what was under way goes on", Holding, "rewind", rewind_the_clock, going_on(), Resumed),
     Mutant("restore: members stand where they stood", Members, "rewind", nothing, going_on(), Resumed),
-)  # fmt: skip
-
-#: As in `mutants_copies`.
-OPEN_OF_SAVES: tuple[Mutant, ...] = (
-    Mutant("disk: replace what is there", solid, "place", replace_what_is_there, dark(consistency="asp", **LATE)),
-    Mutant("keeper: release at once", checkpoint.Checkpoints, "begin", release_at_once, going_on("ssp:1", net_straggle=0.5, net_straggle_us=(2_000, 30_000), think_us=(10, 200)), Resumed),
+    # -- that chance shows too rarely
+    Mutant("disk: replace what is there", solid, "place", replace_what_is_there, story=stories.a_file_of_a_checkpoint_is_written_once_more),
+    Mutant("keeper: release at once", checkpoint.Checkpoints, "begin", release_at_once, story=stories.members_are_held_at_a_cut),
 )  # fmt: skip

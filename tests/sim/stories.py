@@ -1,16 +1,23 @@
-"""What chance shows too rarely, message by message: three servers, one range, and a promise that somebody sees broken.
+"""What chance shows too rarely, step by step: a promise that somebody sees broken.
 
 Each raises AssertionError when it is, and passes as servers are.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
+from plugml.core.errors import WorldError
 from plugml.wire import messages as m
 from tests.unit.replica_trio import LIMITS, A, B, C, Trio, counts
+from tests.unit.test_server_checkpoint import test_where_members_are_held_the_cut_is_exact_without_closes
+from tests.unit.test_server_rangefiles import NAME, lived, written
 
 
 def _seen(said: list[Any]) -> list[list[float]]:
@@ -46,3 +53,21 @@ def a_deposed_primary_is_asked() -> None:
     assert _seen(there.take()) == [[2, 2, 2]]
     there.pull(to=A)
     assert _seen(there.take()) == [], "A knows of one push"
+
+
+def a_file_of_a_checkpoint_is_written_once_more() -> None:
+    """Somebody is asked late for a file that is there: what it holds by now is not what the checkpoint is of."""
+    with TemporaryDirectory() as directory:
+        spec, copy, history = lived(Random(1))
+        written(Path(directory), spec, copy)
+        before = (Path(directory) / NAME).read_bytes()
+        copy.take(history.next())
+        with suppress(WorldError):
+            written(Path(directory), spec, copy)
+        assert (Path(directory) / NAME).read_bytes() == before, "it is of another moment now"
+
+
+def members_are_held_at_a_cut() -> None:
+    """SSP: nobody comes beyond the cut before every range has it."""
+    with TemporaryDirectory() as directory:
+        test_where_members_are_held_the_cut_is_exact_without_closes(Path(directory), 1, 2)
