@@ -62,6 +62,7 @@ class Masters:
         before = job.map
         moved, clock_moved = job.on_map(new)
         self.house.link.map_came(job.number, new.token)
+        job.checked_token = min(job.checked_token, new.token)  # it may have been on its way for long: the next ack asks again
         effects = self._connect(new) if job.map is new else []
         if job.map is new and not job.running and (before is None or before.state != new.state):
             effects += self._ended(job, new)

@@ -61,13 +61,13 @@ class Ledger:
     # -- changes
 
     def submit(self, key: Any, change: Change, must: bool = False) -> bool:
-        """Queue a change; one of the same key that still waits stands for both.  False: there is no room, ask again.
+        """Queue a change, in place of one of the same key that still waits.  False: there is no room, ask again.
 
-        `must`: nobody would ask again (a node is dead), so there is always room; nodes are bounded elsewhere.
+        It goes to the end of the line: what came between may have undone the earlier one (who registers again was perhaps
+        declared dead meanwhile).  `must`: nobody would ask again (a node is dead), so there is always room; nodes are
+        bounded elsewhere.
         """
-        if key in self.pending:
-            return True
-        if len(self.pending) >= self.limits.changes_max and not must:
+        if self.pending.pop(key, None) is None and len(self.pending) >= self.limits.changes_max and not must:
             return False
         self.pending[key] = change
         return True

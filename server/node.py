@@ -126,7 +126,7 @@ class ServerMachine(SaveTraffic):
         self.link.map_came(new.number)
         self._later.extend(self._early.take())  # some of it may be somebody else's now
         if hosted is not None:
-            hosted.checked_token = max(hosted.checked_token, self.link.token)
+            hosted.checked_token = max(hosted.checked_token, new.token)  # no further: it may have been on its way for long
         if new.token <= self._token_of(new.number):
             return
         self._turns.finish(self._now_us)
@@ -150,7 +150,7 @@ class ServerMachine(SaveTraffic):
         self._emit(hosted.adopt(new, self._now_us))
         self.saving.on_map(hosted)
         self._emit(self.checkpoints.on_map(hosted, self._now_us))
-        hosted.checked_token = max(new.token, self.link.token)
+        hosted.checked_token = max(hosted.checked_token, new.token)
         for number, replica in hosted.replicas.items():
             self.link.seat_settled(hosted.number, number, replica.seat.epoch)
             self._after(replica)

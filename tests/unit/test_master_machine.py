@@ -19,7 +19,7 @@ from plugml.master.store import MemoryStore
 from plugml.wire import messages as m
 from tests.fuzz.master_world import LIMITS, SECOND, MasterWorld, spec
 
-S0, S1, A0 = "s0.00000001", "s1.00000002", "a0.00000003"
+S0, S1, A0, S2 = "s0.00000001", "s1.00000002", "a0.00000003", "s2.00000004"
 
 
 @pytest.fixture
@@ -425,6 +425,36 @@ def test_who_is_waited_for_leaves_what_others_have(world: MasterWorld) -> None:
     world.admin("stop", job="next")
     world.beats_for(LIMITS.dead_us + 2 * SECOND, S0, A0)  # nothing of its own is left: it is dead like any other
     assert [fields["node"] for fields in world.events("dead")] == [S1]
+
+
+@pytest.fixture
+def held(world: MasterWorld) -> MasterWorld:
+    """The state store has answered nothing since before a third server came, which has been declared dead and has come back."""
+    world.beats_for(8 * SECOND, S0, S1, A0)
+    world.hold = True
+    world.register("a1.00000009")
+    world.register(S2)
+    world.beats_for(4 * SECOND, S0, S1, A0, "a1.00000009")
+    assert [fields["node"] for fields in world.events("dead")] == [S2]
+    world.beat(S2)
+    world.register(S2)
+    return world
+
+
+def test_who_comes_back_while_its_death_waits_to_be_stored_is_stored_again(held: MasterWorld) -> None:
+    held.hold = False
+    held.release()
+    assert held.take(S2, m.Registered)[-1].known
+    held.beats_for(10 * SECOND, S0, S1, S2, A0, "a1.00000009")
+    assert held.take(S2, m.BeatAck)[-1].known and held.state.nodes["s2"].name == S2
+
+
+def test_who_dies_twice_while_nothing_can_be_stored_is_not_there(held: MasterWorld) -> None:
+    held.beats_for(4 * SECOND, S0, S1, A0, "a1.00000009")
+    held.hold = False
+    held.release()
+    held.beats_for(5 * SECOND, S0, S1, A0, "a1.00000009")
+    assert "s2" not in held.state.nodes
 
 
 def test_a_server_that_was_seen_to_end_is_dead_at_once(world: MasterWorld) -> None:

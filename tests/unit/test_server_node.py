@@ -206,6 +206,17 @@ def test_a_range_that_is_led_elsewhere_now_is_dropped() -> None:
     assert {type(message) for message in there.take()} == {m.Nack}
 
 
+def test_who_was_told_an_old_map_goes_on_asking_for_the_newest() -> None:
+    """The cluster is at 12; the answer is lost, and map 11 comes, which has been on its way for long."""
+    box = wide()
+    (name, machine), *_ = box.servers.items()
+    sent = [m.Registered(1, 1, "box", True, ""), m.BeatAck(1, 12, True), m.MapTold(1, 11, box.map._replace(token=11).to_document())]
+    for message in sent:
+        machine.on_message("m0", message, 100)
+    asked = [effect.message for effect in machine.on_message("m0", m.BeatAck(1, 12, True), 10_000_000) if isinstance(effect, Send)]
+    assert any(isinstance(message, m.MapAsk) for message in asked)
+
+
 def test_an_older_map_changes_nothing() -> None:
     there = wide()
     there.tell_map(there.map._replace(token=4))
@@ -284,7 +295,7 @@ def test_a_higher_token_in_a_beat_makes_a_server_look_for_its_maps_once() -> Non
     for _ in range(3):
         there.feed("s0.1", "m0", m.BeatAck(1, 9, True))
     assert there.take() == [m.MapAsk(1, 1)]
-    there.tell_map(there.map)  # still the newest one
+    there.tell_map(there.map._replace(token=9))  # as it was: a master tells it with the newest token
     there.now_us += 10 * LIMITS.resend_us
     there.feed("s0.1", "m0", m.BeatAck(1, 9, True))
     assert there.take() == []
