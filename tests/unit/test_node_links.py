@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from plugml.agent import link as agent_link
+from plugml.agent.machine import AgentMachine
 from plugml.core.effects import Connect, Send
 from plugml.core.errors import Code
 from plugml.core.limits import Limits
 from plugml.server import link as server_link
 from plugml.wire import messages as m
+from tests.scenario.kit import job, make_map
 
 LIMITS = Limits()
 MASTERS = {"m0": "ipc://m0", "m1": "ipc://m1", "m2": "ipc://m2"}
@@ -182,3 +184,24 @@ def test_a_retiring_server_asks_again_until_nothing_is_its_own() -> None:
     assert link.on_done(m.Done(1, 0, ""), 200) == [] and link.retired
     assert m.Retire(1) not in [send.message for send in link.on_time(9_000_000, {}) if isinstance(send, Send)]
     assert len(link.retire(300)) == 1 and not link.retired, "another master has to be asked anew"
+
+
+def test_an_agent_that_hears_an_old_map_late_goes_on_asking_for_the_newest() -> None:
+    agent = AgentMachine(agent_link.Identity("a0.1", "here", 1, "test", "test", "boot", {"m0": "ipc://m0"}), LIMITS)
+    agent.on_time(0)
+    agent.house.job(1, "story")
+    told = make_map(job())
+
+    def asked(effects: list[Any]) -> int:
+        return sum(isinstance(effect, Send) and isinstance(effect.message, m.MapAsk) for effect in effects)
+
+    def the_map(token: int) -> m.MapTold:
+        return m.MapTold(1, token, told._replace(token=token).to_document())
+
+    agent.on_message("m0", m.Registered(1, 10, "test", True, ""), 0)
+    agent.on_message("m0", the_map(10), 0)
+    assert asked(agent.on_message("m0", m.BeatAck(1, 12, True), 0)) == 1  # it is lost, or its answer
+    agent.on_message("m0", the_map(11), 0)  # was on its way for long, and settles the question
+    assert asked(agent.on_message("m0", m.BeatAck(1, 12, True), LIMITS.beat_us)) == 1
+    agent.on_message("m0", the_map(12), LIMITS.beat_us)
+    assert asked(agent.on_message("m0", m.BeatAck(1, 12, True), 2 * LIMITS.beat_us)) == 0
