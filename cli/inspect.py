@@ -57,7 +57,7 @@ def look_at(path: Path, dtype: str = "") -> Report:
     from .look import KINDS
     from .lookdirs import changed, document_beside, entry_of, look_at_channel, look_at_result
     from .lookfiles import look_at_file
-    from .lookmodel import look_at_text, model_note
+    from .lookmodel import look_at_text, model_note, whole
 
     if dtype and dtype not in KINDS:
         raise unknown_key(dtype, list(KINDS), "--dtype")
@@ -85,9 +85,9 @@ def look_at(path: Path, dtype: str = "") -> Report:
         raise UsageError(f"{path} lies in {kernel}: the kernel makes it up while it is read. Copy it elsewhere to look into it")
     document = None if dtype else document_beside(path)
     try:
-        told = document is not None or dtype
-        report = (None if told else look_at_text(path)) or look_at_file(path, entry_of(path, document), dtype)
-        if not told and report.kind != "text" and (note := model_note(path)):
+        data = b"" if document is not None or dtype else whole(path)
+        report = look_at_text(path, data) or look_at_file(path, entry_of(path, document), dtype)
+        if report.kind != "text" and (note := model_note(path, data)):
             report.notes.append(note)
         difference = changed(path, document)
     except OSError as error:

@@ -16,12 +16,15 @@ _OFFSETS = 1 << 10  # of heads that are tried
 _SANE = 0.995
 
 
-def look_at_text(path: Path) -> Report | None:
+def whole(path: Path) -> bytes:
+    """The file, b"" where it is too large to be looked at as a model."""
+    return path.read_bytes() if path.stat().st_size <= BYTES_MAX else b""
+
+
+def look_at_text(path: Path, data: bytes) -> Report | None:
     """The report of a text with numbers; None for anything else."""
-    size = path.stat().st_size
-    if path.suffix in (*_RAW, ".csv") or not 0 < size <= BYTES_MAX:
+    if path.suffix in (*_RAW, ".csv") or not data:
         return None
-    data = path.read_bytes()
     try:
         if detect(data).name != "text":
             return None
@@ -29,21 +32,19 @@ def look_at_text(path: Path) -> Report | None:
     except LayoutError as error:
         if "not finite" not in str(error):
             return None
-        return Report(str(path), "text", {"bytes": size}, problems=[str(error)])
+        return Report(str(path), "text", {"bytes": len(data)}, problems=[str(error)])
     look = Look(path.stem, "f64", content.numbers.shape, about="numbers in text")
     look.add(content.numbers)
-    report = Report(str(path), "text", {"bytes": size}, looks=[look])
+    report = Report(str(path), "text", {"bytes": len(data)}, looks=[look])
     floats = int(np.count_nonzero(content.more.floats))
     report.notes.append(f"for {_command(path, 'text')}: {floats:,} are written as floats and shared, {content.numbers.size - floats:,} as whole numbers, which stay the program's own while they are")
     return report
 
 
-def model_note(path: Path) -> str:
+def model_note(path: Path, data: bytes) -> str:
     """A sentence for the report of a binary file, "" where there is nothing to say."""
-    size = path.stat().st_size
-    if not 0 < size <= BYTES_MAX:
+    if not data:
         return ""
-    data = path.read_bytes()
     try:
         layout = detect(data)
         content = read(data, layout)

@@ -6,7 +6,6 @@ The program's own model file is what is shared.  A clock of the job is a round: 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ from ..core.errors import UsageError
 from ..core.table import unknown_key
 from ..layouts import split_file
 from .jobfile import Description
+from .rules import check_expression
 from .tables import Entry
 
 TABLE = "model"  # the one table of such a job
@@ -151,16 +151,6 @@ def _metric(said: Description) -> tuple[str, dict[str, Any], dict[str, Any]]:
         check_expression(metric, "--metric")
     rest = [{key: value for key, value in part.items() if key != "metric"} for part in (said.evaluate, said.stop)]
     return metric, rest[0], rest[1]
-
-
-def check_expression(text: str, flag: str) -> None:
-    """It is one, with one group.  Raises `UsageError`."""
-    try:
-        groups = re.compile(text).groups
-    except re.error as error:
-        raise UsageError(f"{flag} {text!r} is no regular expression: {error}") from error
-    if groups != 1:
-        raise UsageError(f"{flag} {text!r} has {groups} groups; the number is what stands in its only group, as in 'loss is (.*)'")
 
 
 def _sides(keys: Mapping[str, Any]) -> tuple[str, ...]:

@@ -129,12 +129,12 @@ def _look(directory: Path, plan: RunPlan) -> None:
     except FileNotFoundError:
         pass  # it will be made
     except OSError as error:  # a name that is too long, a file on the way
-        raise _not_writable(directory, error) from error
+        raise _not_writable(directory, error.strerror) from error
     inside = [directory / name for name in (LOGS, *(f"w{worker}" for worker in plan.numbers), FAILED, CUT_SHORT, *["best"] * plan.rules.keep_best)]
     for place in (directory, *inside):
         trouble = _trouble_at(place)
         if trouble:
-            raise _not_writable(directory, OSError(errno.EROFS, trouble))
+            raise _not_writable(directory, trouble)
     trouble = _trouble_at(Path(plan.checkpoints)) if plan.saves.dir else ""
     if trouble:
         raise UsageError(f"no checkpoint can be written to {plan.checkpoints}: {trouble}; choose another place with --checkpoint-dir DIR")
@@ -170,7 +170,7 @@ def held(directory: Path, tables: Sequence[TableSpec]) -> Iterator[None]:
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _not_writable(directory, error) from error
+        raise _not_writable(directory, error.strerror) from error
     fd = _lock(directory, False)
     try:
         yield
@@ -201,7 +201,7 @@ def _make(directory: Path, plan: RunPlan) -> list[Path]:
         for worker in plan.numbers:
             (directory / f"w{worker}").mkdir(exist_ok=True)
     except OSError as error:
-        raise _not_writable(directory, error) from error
+        raise _not_writable(directory, error.strerror) from error
     return missing
 
 
@@ -212,7 +212,7 @@ def _lock(directory: Path, may_try_another: bool) -> int:
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise _not_writable(directory, error) from error
+            raise _not_writable(directory, error.strerror) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -223,14 +223,14 @@ def _lock(directory: Path, may_try_another: bool) -> int:
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):  # file systems without locks: nothing to hold
                 os.close(fd)
-                raise _not_writable(directory, error) from error
+                raise _not_writable(directory, error.strerror) from error
         if os.path.exists(path) and os.path.samestat(os.fstat(fd), os.stat(path)):
             return fd
         os.close(fd)  # its last holder has just removed it
 
 
-def _not_writable(directory: Path, error: OSError) -> UsageError:
-    return UsageError(f"the result cannot be written to {directory}: {error.strerror}; choose another place with --result DIR")
+def _not_writable(directory: Path, why: str | None) -> UsageError:
+    return UsageError(f"the result cannot be written to {directory}: {why}; choose another place with --result DIR")
 
 
 class Saved(NamedTuple):

@@ -22,6 +22,7 @@ import numpy as np
 from ..client import ChannelError, Client, attach
 from ..core.errors import PlugmlError, UsageError
 from ..layouts import Content, Layout, LayoutError, matches, parse_layout, place_of, read, write
+from ..runtime.lifeline import dying_with_us
 from . import words
 from .modelfile import ADD, ASSIGN, LINES, TABLE, ModelFile, Round
 from .roundfiles import Listener, OwnFiles, changed, left_in, lines_in, replace_file, shared
@@ -199,7 +200,7 @@ class Rounds:
         listens = bool(self.model.metric or (self.model.weight and self.model.weight != LINES))
         try:
             listener = Listener(listens)
-            child = subprocess.Popen(argv, env={**self.environ, "PLUGML_CLOCK": str(clock)}, stdout=listener.stdout, stderr=listener.stderr, preexec_fn=_with_parent(os.getpid()))
+            child = subprocess.Popen(argv, env={**self.environ, "PLUGML_CLOCK": str(clock)}, stdout=listener.stdout, stderr=listener.stderr, preexec_fn=dying_with_us())
         except OSError as error:
             raise _NotStartedError(words.command_line(argv), error) from error
         output = listener.listen(child)
@@ -257,20 +258,6 @@ class _NotStartedError(RoundError):
     def __init__(self, command: str, error: OSError) -> None:
         super().__init__(f"{command} cannot be started: {error.strerror}")
         self.exit_code = 127 if isinstance(error, FileNotFoundError) else 126
-
-
-def _with_parent(parent: int) -> Any:
-    """Between fork and exec: the program dies with this process."""
-    import ctypes
-
-    prctl = ctypes.CDLL(None).prctl
-
-    def die_with_parent() -> None:
-        prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG
-        if os.getppid() != parent:
-            os._exit(128 + signal.SIGKILL)
-
-    return die_with_parent
 
 
 def _raise(signum: int, _frame: object) -> None:

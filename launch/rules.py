@@ -82,13 +82,18 @@ def _metric(first: str, second: str) -> str:
         raise UsageError(f"[evaluate] says metric = {first!r} and [stop] says {second!r}: one number is read of each evaluation; keep one")
     metric = first or second
     if "(" in metric:
-        try:
-            groups = re.compile(metric).groups
-        except re.error as error:
-            raise UsageError(f"metric {metric!r} is no regular expression: {error}") from error
-        if groups != 1:
-            raise UsageError(f"metric {metric!r} has {groups} groups; the number is what stands in its only group, as in 'loss is (.*)'")
+        check_expression(metric, "metric")
     return metric
+
+
+def check_expression(text: str, what: str) -> None:
+    """It is one, with one group.  Raises `UsageError`."""
+    try:
+        groups = re.compile(text).groups
+    except re.error as error:
+        raise UsageError(f"{what} {text!r} is no regular expression: {error}") from error
+    if groups != 1:
+        raise UsageError(f"{what} {text!r} has {groups} groups; the number is what stands in its only group, as in 'loss is (.*)'")
 
 
 def _mode(stop: Mapping[str, Any], metric: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,14 @@ from . import archives, arrays, lines, raw, tensors, text, torchzip
 from .base import KINDS, Content, LayoutError, Numbers, patched
 from .opaque import opaque
 
-NAMED = ("text", "lines", "npy", "npz", "safetensors", "torch")
+_READERS: dict[str, Callable[[bytes, str], Content]] = {
+    "text": text.read, "lines": lines.read, "npy": arrays.read, "npz": archives.read, "safetensors": tensors.read, "torch": torchzip.read,
+}  # fmt: skip
+#: Of layouts that do more than change numbers where they lie.
+_WRITERS: dict[str, Callable[[Content, Numbers], bytes]] = {
+    "text": text.write, "lines": lines.write, "npz": archives.write, "torch": torchzip.write,
+}  # fmt: skip
+NAMED = tuple(_READERS)
 RAW = tuple(kind for kind in KINDS if kind != "bf16")
 _HOW = "write FILE, or FILE:LAYOUT with text, lines, npy, npz, safetensors, torch, or f32, f64 and the like with offset=BYTES (negative: from the end) and count=N"
 
@@ -109,20 +117,8 @@ def read(data: bytes, layout: Layout) -> Content:
     if found.name not in RAW and (why := opaque(data)):
         raise LayoutError(why)
     name = str(found)
-    if found.name == "text":
-        content = text.read(data, name)
-    elif found.name == "lines":
-        content = lines.read(data, name)
-    elif found.name == "npy":
-        content = arrays.read(data, name)
-    elif found.name == "npz":
-        content = archives.read(data, name)
-    elif found.name == "safetensors":
-        content = tensors.read(data, name)
-    elif found.name == "torch":
-        content = torchzip.read(data, name)
-    else:
-        content = raw.read(data, name, found.name, found.offset, found.elements)
+    reader = _READERS.get(found.name)
+    content = reader(data, name) if reader else raw.read(data, name, found.name, found.offset, found.elements)
     if not content.numbers.size:
         raise LayoutError("no number is in it")
     finite = np.isfinite(content.numbers)
@@ -169,13 +165,5 @@ def write(content: Content, values: Numbers) -> bytes:
         raise LayoutError(f"{values.size:,} values for a file of {content.numbers.size:,} numbers")
     if not np.isfinite(values).all():
         raise LayoutError("a shared value is not finite")
-    name = content.layout.partition(",")[0]
-    if name == "text":
-        return text.write(content, values)
-    if name == "lines":
-        return lines.write(content, values)
-    if name == "npz":
-        return archives.write(content, values)
-    if name == "torch":
-        return torchzip.write(content, values)
-    return bytes(patched(content, values))
+    writer = _WRITERS.get(content.layout.partition(",")[0])
+    return writer(content, values) if writer else bytes(patched(content, values))

@@ -12,7 +12,7 @@ import msgpack
 
 from ..core.limits import KIB
 from . import saves
-from .catalog import Job, State, is_drained, node_id
+from .catalog import Job, State, is_drained
 from .membership import DEAD, Life, Membership
 from .placement import table_lines, weights_of
 from .words import held_by, seat_reason
@@ -41,7 +41,7 @@ def status(
 
     head = {
         "cluster": cluster, "master": master, "term": state.term, "token": state.token, "ring_ranges": state.ring_ranges,
-        "up_us": now_us - members.start_us, "store": trouble or "ok", "drained": sorted({node_id(word) for word in state.drained}),
+        "up_us": now_us - members.start_us, "store": trouble or "ok", "drained": state.drained_ids,
         "alarms": alarms if after == 0 else [],
     }  # fmt: skip
     return {**head, **_page(("nodes", "jobs"), items, render, after)}

@@ -149,6 +149,10 @@ class State(NamedTuple):
     removed: dict[int, str]  # names of the jobs that were forgotten last: nodes may still ask for them
     drained: tuple[str, ...] = ()  # servers that hold nothing, or are being emptied: ids, or names of processes that are to end
 
+    @property
+    def drained_ids(self) -> list[str]:
+        return sorted({node_id(word) for word in self.drained})
+
     def job_named(self, name: str) -> Job | None:
         """The newest job of that name."""
         found = [job for job in self.jobs.values() if job.spec.name == name]

@@ -278,8 +278,7 @@ def attach(state: State, sender: str, ask: m.AttachAsk) -> Outcome:
     if job is None:
         return told(state, Code.RANGE, f"there is no job {ask.job}: it was removed, or never registered", 0)
     if not job.running:
-        code = Code.NOSERVER if job.state == LOST else Code.STOP
-        return told(state, code, f"job {job.spec.name!r} is {job.state}" + (f": {job.reason}" if job.reason else ""), 0)
+        return told(state, *_over(job), 0)
     if ask.worker >= job.workers:
         return told(state, Code.RANGE, f"worker {ask.worker}: job {job.spec.name!r} has workers 0 to {job.workers - 1}", 0)
 
@@ -295,6 +294,12 @@ def attach(state: State, sender: str, ask: m.AttachAsk) -> Outcome:
     return told(state._replace(jobs={**state.jobs, job.number: job._replace(attached=attached)}), Code.OK, "", gen)
 
 
+def _over(job: Job) -> tuple[Code, str]:
+    """The answer to whoever wants a part in a job that does not run any more."""
+    code = Code.NOSERVER if job.state == LOST else Code.STOP
+    return code, f"job {job.spec.name!r} is {job.state}" + (f": {job.reason}" if job.reason else "")
+
+
 def more(state: State, sender: str, ask: m.MoreAsk, size: Callable[[State], int], limits: Limits) -> Outcome:
     """Numbers for workers that join a running job: the next ones, and the same again for the same launcher."""
 
@@ -304,10 +309,9 @@ def more(state: State, sender: str, ask: m.MoreAsk, size: Callable[[State], int]
     job = state.job_named(ask.name)
     if job is None:
         return Outcome(state, (told(state, Code.RANGE, f"no job {ask.name!r} runs here: `plugml jobs` lists those that do"),))
-    known = next((join for join in job.joins if join.launcher == ask.launcher), None)
     if not job.running:
-        code = Code.NOSERVER if job.state == LOST else Code.STOP
-        return Outcome(state, (told(state, code, f"job {ask.name!r} is {job.state}" + (f": {job.reason}" if job.reason else "")),))
+        return Outcome(state, (told(state, *_over(job)),))
+    known = next((join for join in job.joins if join.launcher == ask.launcher), None)
     if known is not None or not ask.workers:
         return Outcome(state, (told(state, Code.OK, "", job.number, known.first if known is not None else job.workers),))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..core.ring import plural
 from . import saves
-from .catalog import DRAINED, LEVELLED, PROMOTED, SPREAD, Job, NodeRecord, Seat, State, node_id
+from .catalog import DRAINED, LEVELLED, PROMOTED, SPREAD, Job, NodeRecord, Seat, State, is_drained, node_id
 from .seats import held_alone, leaving
 
 ALARMS_MAX = 32
@@ -61,7 +61,7 @@ def alarms(state: State, takers: list[NodeRecord], silence: list[str], trouble: 
     for job in state.jobs.values():
         if job.running:
             said += [*saves.alarm(job), *_job_alarms(state, job, takers)]
-    for key in sorted({node_id(word) for word in state.drained}):
+    for key in state.drained_ids:
         document = drain_document(state, key, takers)
         if document["ranges"]:
             said.append(document["text"])
@@ -135,7 +135,7 @@ def drain_document(state: State, key: str, takers: list[NodeRecord]) -> dict[str
                 copying += bool(seat.learner)
                 if not seat.learner and all(taker.name in seat.replicas for taker in takers):
                     stuck = stuck or f"job {job.spec.name} keeps {job.spec.copies} copies, and {plural(len(takers), 'server')} can take them"
-    if key not in state.drained and name not in state.drained:
+    if not is_drained(name or key, state.drained):
         how, text = "in use", f"server {key} takes part" if record is not None else f"server {key} is not drained"
     elif left:
         how, text = "draining", f"server {key} is being drained: {plural(left, 'range')} left, {copying} on the way"

@@ -9,7 +9,6 @@ Owns pids, pidfds and pipes.  Knows nothing of workers or daemons, and restarts 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import subprocess
 import warnings
@@ -17,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from signal import SIGCONT, SIGKILL, SIGTERM, Signals
 from typing import NamedTuple
 
+from .lifeline import dying_with_us
 from .output import Piece, Splitter, Tail
 
 CHUNK_BYTES = 64 << 10
@@ -25,8 +25,6 @@ LAST_CHUNKS = 64  # read after the end: a pipe holds 64 KiB, more comes only fro
 TAIL_BYTES = 64 << 10
 LINGER_S = 0.5  # for a filter behind the program's output, as in `exec > >(tee log)`, to write what it still has
 
-_PR_SET_PDEATHSIG = 1
-_prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up before any fork
 
 
 class Exit(NamedTuple):
@@ -238,14 +236,6 @@ def spawn(
     `sweep_group`: what the program left running in its process group is killed when it has ended itself.  Raises
     OSError when the program, or `cwd`, or `stdin` is not there: `filename` says which.
     """
-    parent = os.getpid()
-
-    def die_with_parent() -> None:
-        # Between fork and exec: two system calls, and nothing that could wait for another thread's lock.
-        _prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(128 + death_signal)  # it died before we could ask to be told
-
     held: list[int] = []  # descriptors that are ours alone, until the pumps have them
     try:
         if isinstance(stdin, str):
@@ -256,7 +246,7 @@ def spawn(
         err_read, err_write = os.pipe2(os.O_CLOEXEC)
         held += [err_read, err_write]
         with warnings.catch_warnings():
-            # Python from 3.12 on warns of forks beside threads; what runs between fork and exec takes no lock, see above.
+            # Python from 3.12 on warns of forks beside threads; what runs between fork and exec takes no lock.
             warnings.simplefilter("ignore", DeprecationWarning)
             process = subprocess.Popen(
                 list(argv),
@@ -267,7 +257,7 @@ def spawn(
                 cwd=cwd,
                 pass_fds=tuple(pass_fds),
                 process_group=0,
-                preexec_fn=die_with_parent,
+                preexec_fn=dying_with_us(death_signal),
             )
         try:
             pidfd = os.pidfd_open(process.pid)

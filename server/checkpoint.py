@@ -127,8 +127,9 @@ class Checkpoints:
         del self._attempts[hosted.number]
         place = hosted.spec.checkpoint_dir
         line = Log("checkpoint_failed", {"job": hosted.number, "number": attempt.number, "clock": attempt.clock, "text": problem})
-        told = self._link.ask_save(hosted.number, attempt.number, attempt.clock, place, problem[:PROBLEM_MAX] or "?", now_us)[1]
-        return [line, TidySaves(place, attempt.number, 0), *told, *self._settle(hosted, attempt, problem[:PROBLEM_MAX] or "?"), *self._release(hosted, now_us)]
+        why = problem[:PROBLEM_MAX] or "?"
+        told = self._link.ask_save(hosted.number, attempt.number, attempt.clock, place, why, now_us)[1]
+        return [line, TidySaves(place, attempt.number, 0), *told, *self._settle(hosted, attempt, why), *self._release(hosted, now_us)]
 
     @staticmethod
     def _settle(hosted: Hosted, attempt: Attempt, problem: str = "") -> list[Any]:

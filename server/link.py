@@ -153,14 +153,16 @@ class MasterLink:
 
     def on_done(self, done: m.Done, now_us: int) -> list[Any]:
         for key, asked in list(self._questions.items()):
-            if asked.message.request == done.request and key == _RETIRE and done.code:
+            if asked.message.request != done.request:
+                continue
+            if key == _RETIRE and done.code:
                 asked.due_us = now_us + self._limits.resend_us  # some are, as yet
-            elif asked.message.request == done.request:
-                del self._questions[key]
-                self.retired |= key == _RETIRE
-                if done.code:
-                    fields = {"job": asked.message.job, "code": done.code, "text": done.text}
-                    return [Log(_REFUSED[key[0]], fields)]
+                continue
+            del self._questions[key]
+            self.retired |= key == _RETIRE
+            if done.code:
+                fields = {"job": asked.message.job, "code": done.code, "text": done.text}
+                return [Log(_REFUSED[key[0]], fields)]
         return []
 
     def _again(self, now_us: int) -> list[Any]:

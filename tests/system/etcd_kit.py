@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import http.client
 import json
 import os
@@ -17,9 +16,9 @@ from typing import Any
 
 import pytest
 
+from plugml.runtime.lifeline import dying_with_us
+
 HANG_S = 120.0
-PR_SET_PDEATHSIG = 1
-LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class Etcd:
@@ -47,7 +46,7 @@ class Etcd:
                 self.running[name] = subprocess.Popen(
                     self._command(name), cwd=self.home, stdout=log, stderr=log,
                     env={**os.environ, "NOTIFY_SOCKET": str(self.home / "notify")},
-                    preexec_fn=lambda: LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
+                    preexec_fn=dying_with_us(),
                 )  # fmt: skip
         if wait:
             self.wait(len(names or self.names))

@@ -21,7 +21,7 @@ from tests.system.counting import (
     root_of,
     sums,
 )  # fmt: skip
-from tests.system.run_kit import Place, place, wait_for  # noqa: F401
+from tests.system.run_kit import Place, Running, place, wait_for  # noqa: F401
 
 
 def counts(place: Place, id_: str) -> tuple[int, int]:  # noqa: F811
@@ -29,6 +29,17 @@ def counts(place: Place, id_: str) -> tuple[int, int]:  # noqa: F811
     nodes: list[dict[str, Any]] = json.loads(place.run("status", "--json").stdout)["nodes"]
     (node,) = [node for node in nodes if node["node"].startswith(f"{id_}.") and node["state"] != "dead"]
     return node.get("leads", 0), node.get("backs", 0)
+
+
+def stopped_exact(place: Place, process: Running, consistency: str) -> None:  # noqa: F811
+    """Ctrl-C: every push of the two workers counts once, and none was refused."""
+    process.send(signal.SIGINT)
+    process.ended(130)
+    result = place.result("count")
+    clocks = [worker["clocks"] for worker in result["workers"]]
+    assert [worker["pushes"] for worker in result["workers"]] == clocks
+    assert [worker["last_error"] for worker in result["workers"]] == ["", ""]
+    assert sums(place) == counted([result["closed"]] * 2 if consistency == "bsp" else clocks, BIG)
 
 
 @pytest.mark.parametrize(("consistency", "copies"), [("bsp", 1), ("bsp", 2), ("ssp:2", 2), ("asp", 1)])
@@ -52,13 +63,7 @@ def test_a_server_is_emptied_ended_and_filled_again_under_a_running_job(place: P
     place.run("scale")
     wait_for(lambda: min(counts(place, "s1")[: 1 if copies == 1 else 2]) > 0, "s1 has its share")
     await_clock(process, root, 0, clock_of(root, 0) + 3)
-    process.send(signal.SIGINT)
-    process.ended(130)
-    result = place.result("count")
-    clocks = [worker["clocks"] for worker in result["workers"]]
-    assert [worker["pushes"] for worker in result["workers"]] == clocks
-    assert [worker["last_error"] for worker in result["workers"]] == ["", ""]
-    assert sums(place) == counted([result["closed"]] * 2 if consistency == "bsp" else clocks, BIG)
+    stopped_exact(place, process, consistency)
 
 
 @pytest.mark.parametrize(("consistency", "copies"), [("bsp", 1), ("asp", 2)])
@@ -75,13 +80,7 @@ def test_a_server_hands_over_what_it_holds_before_sigterm_ends_it(place: Place, 
         await_clock(process, root, 0, clock_of(root, 0) + 3)
     status = json.loads(place.run("status", "--json").stdout)
     assert status["drained"] == [] and [node["why"] for node in status["nodes"] if node["state"] == "dead"] == ["exit code 0"] * 2
-    process.send(signal.SIGINT)
-    process.ended(130)
-    result = place.result("count")
-    clocks = [worker["clocks"] for worker in result["workers"]]
-    assert [worker["pushes"] for worker in result["workers"]] == clocks
-    assert [worker["last_error"] for worker in result["workers"]] == ["", ""]
-    assert sums(place) == counted([result["closed"]] * 2 if consistency == "bsp" else clocks, BIG)
+    stopped_exact(place, process, consistency)
 
 
 def test_a_cluster_grows_and_shrinks_under_a_running_job(place: Place) -> None:  # noqa: F811

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -14,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.system.owner import Owner
 from tests.system.run_kit import wait_for
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -40,28 +39,10 @@ p.bye()
 """
 
 
-class Desk:
+class Desk(Owner):
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.cluster = f"join-{os.getpid()}-{secrets.token_hex(4)}"
-        self.environ = {name: value for name, value in os.environ.items() if not name.startswith("PLUGML_") or name == "PLUGML_TEST_MARK"}
-        self.environ |= {"XDG_STATE_HOME": str(directory / "state"), "PLUGML_CHECK": "1"}
-        self.started: list[subprocess.Popen[str]] = []
+        super().__init__(directory, "join", HANG_S)
         (directory / "count.py").write_text(PROGRAM)
-
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        argv = [sys.executable, "-m", "plugml", *words]
-        made = subprocess.Popen(argv, cwd=self.directory, env=self.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.started.append(made)
-        return made
-
-    def ok(self, *words: str) -> str:
-        return self.ended(self.start(*words))
-
-    def ended(self, process: subprocess.Popen[str], code: int = 0) -> str:
-        out, err = process.communicate(timeout=HANG_S)
-        assert process.returncode == code, f"exit code {process.returncode}:\n{out}\n{err}"
-        return out + err
 
     def run(self, *more: str, steps: int = 1_000_000, until: str = "enough") -> subprocess.Popen[str]:
         return self.start("run", "--cluster", self.cluster, *more, "--", sys.executable, "count.py", str(steps), until)
@@ -102,10 +83,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
     made = Desk(tmp_path)
     made.ok("up", "-d", "--name", made.cluster, "--servers", "2")
     yield made
-    for process in made.started:  # of a test that failed
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
+    made.end()
     made.ok("down", made.cluster)
 
 

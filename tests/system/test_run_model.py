@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,6 +82,14 @@ def ready(place: Place) -> Path:  # noqa: F811
 
 def numbers(text: str) -> list[float]:
     return [float(line.split()[1]) for line in text.splitlines()[1:]]
+
+
+def after_three(*steps: float) -> Any:
+    """The numbers of START after three rounds of programs that end at these steps, and the mean of them."""
+    w = np.array(numbers(START))
+    for _ in range(3):
+        w = 0.75 * w + sum(steps) / len(steps)
+    return w
 
 
 def alone(place: Place, command: Sequence[str], rounds: int) -> bytes:  # noqa: F811
@@ -172,10 +181,7 @@ def test_lines_in_another_order_are_met_by_key_where_it_is_said(place: Place) ->
     """One of two workers writes its lines backwards in each round."""
     model = ready(place)
     done = place.run("run", "--model", "model.txt:lines", "--rounds", "3", "--worker", " ".join(trainer("plain", 0.125)), "--worker", " ".join(trainer("shuffled", 0.5)))
-    w = np.array(numbers(START))
-    for _ in range(3):
-        w = 0.75 * w + (0.125 + 0.5) / 2
-    assert np.allclose(numbers(model.read_text()), w, rtol=1e-14) and "(key 'seen') has changed: taken for a counter" in done.stderr
+    assert np.allclose(numbers(model.read_text()), after_three(0.125, 0.5), rtol=1e-14) and "(key 'seen') has changed: taken for a counter" in done.stderr
 
 
 def test_a_program_that_leaves_its_file_alone_is_told_so(place: Place) -> None:  # noqa: F811
@@ -241,10 +247,7 @@ def test_without_worker_0_the_model_comes_from_another(place: Place) -> None:  #
         "run", "--model", "model.txt", "--rounds", "3", "--max-restarts", "0", "--on-worker-loss", "shrink",
         "--worker", " ".join(trainer("killed")), "--worker", " ".join(trainer("plain")), code=None,
     )  # fmt: skip
-    w = np.array(numbers(START))
-    for _ in range(3):
-        w = 0.75 * w + 0.125
-    assert np.allclose(numbers(model.read_text()), w, rtol=1e-14) and model.read_text().startswith("seen 3\n"), done.stderr
+    assert np.allclose(numbers(model.read_text()), after_three(0.125), rtol=1e-14) and model.read_text().startswith("seen 3\n"), done.stderr
 
 
 C_TRAINER = r"""
@@ -446,10 +449,7 @@ def test_a_network_of_fann(place: Place) -> None:  # noqa: F811
 def test_a_killed_worker_does_only_its_own_round_again(place: Place) -> None:  # noqa: F811
     model = ready(place)
     done = place.run("run", "--model", "model.txt", "--rounds", "3", "--worker", " ".join(trainer("once", 0.125)), "--worker", " ".join(trainer("plain", 0.5)))
-    w = np.array(numbers(START))
-    for _ in range(3):
-        w = 0.75 * w + (0.125 + 0.5) / 2
-    assert np.allclose(numbers(model.read_text()), w, rtol=1e-14) and model.read_text().startswith("seen 3\n")
+    assert np.allclose(numbers(model.read_text()), after_three(0.125, 0.5), rtol=1e-14) and model.read_text().startswith("seen 3\n")
     assert "SIGKILL ended" in done.stderr and done.stdout.count("[w1] loss") == 3 and done.stdout.count("[w0] loss") == 3
 
 

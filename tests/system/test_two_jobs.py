@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.digits_kit import ACCURACY_MIN, CLOCKS, HANG_S, TABLE, Digits, prepared
+from tests.system.owner import Owner
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -24,30 +24,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory, require: Callable[[str], No
     return prepared(tmp_path_factory.mktemp("digits"))
 
 
-class Desk:
-    """One user's state, and no root but the usual one."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self.cluster = f"two-jobs-{os.getpid()}-{secrets.token_hex(4)}"
-        self.environ = {name: value for name, value in os.environ.items() if not name.startswith("PLUGML_") or name == "PLUGML_TEST_MARK"}
-        self.environ |= {"XDG_STATE_HOME": str(directory / "state"), "PLUGML_CHECK": "1"}
-        self.started: list[subprocess.Popen[str]] = []
-
-    def start(self, *words: str) -> subprocess.Popen[str]:
-        argv = [sys.executable, "-m", "plugml", *words]
-        made = subprocess.Popen(argv, cwd=self.directory, env=self.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.started.append(made)
-        return made
-
-    def ok(self, *words: str) -> str:
-        return self.ended(self.start(*words))
-
-    def ended(self, process: subprocess.Popen[str], code: int = 0) -> str:
-        out, err = process.communicate(timeout=HANG_S)
-        assert process.returncode == code, f"exit code {process.returncode}:\n{out}\n{err}"
-        return out + err
-
+class Desk(Owner):
     def job(self, digits: Digits, name: str, *more: str) -> subprocess.Popen[str]:
         out = self.directory / f"out-{name}"
         out.mkdir()
@@ -59,12 +36,9 @@ class Desk:
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(tmp_path)
+    made = Desk(tmp_path, "two-jobs", HANG_S)
     yield made
-    for process in made.started:  # of a test that failed
-        if process.poll() is None:
-            process.kill()
-            process.communicate()
+    made.end()
     if (made.directory / "state" / "plugml" / made.cluster).exists():
         made.ok("down", made.cluster)
 
